@@ -1,0 +1,26 @@
+# Each target sets up what it needs: a virtual environment in .venv, filled by plain pip.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test test-all clean
+
+demo: $(READY)  ## the main job on embedded data
+	$(BIN)/einlinear atlas --out demo
+
+test: $(READY)  ## format, lint, types, tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=term --cov-fail-under=95
+
+test-all: $(READY)  ## the same with the slow tests
+	$(BIN)/pytest -n 2
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv demo build .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,61 @@
+"""einlinear: linear layers of any structure an einsum can express.
+
+The public names stand in one table and are imported on first use, so that `import einlinear` is
+quick and pulls in torch only when a name that needs it is touched.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from einlinear.errors import EinlinearError as EinlinearError
+    from einlinear.structures.diagram import draw_structure as draw_structure
+    from einlinear.structures.named import btt as btt
+    from einlinear.structures.named import dense as dense
+    from einlinear.structures.named import kronecker as kronecker
+    from einlinear.structures.named import low_rank as low_rank
+    from einlinear.structures.named import monarch as monarch
+    from einlinear.structures.named import tensor_train as tensor_train
+    from einlinear.structures.plan import Plan as Plan
+    from einlinear.structures.plan import make_plan as make_plan
+    from einlinear.structures.sampling import grid_structures as grid_structures
+    from einlinear.structures.sampling import sample_structures as sample_structures
+    from einlinear.structures.structure import Structure as Structure
+    from einlinear.structures.taxonomy import Taxonomy as Taxonomy
+    from einlinear.structures.taxonomy import taxonomy as taxonomy
+    from einlinear.structures.text import parse as parse
+
+_HOMES = {
+    "EinlinearError": "errors",
+    "Structure": "structures.structure",
+    "dense": "structures.named",
+    "low_rank": "structures.named",
+    "kronecker": "structures.named",
+    "tensor_train": "structures.named",
+    "monarch": "structures.named",
+    "btt": "structures.named",
+    "parse": "structures.text",
+    "Plan": "structures.plan",
+    "make_plan": "structures.plan",
+    "Taxonomy": "structures.taxonomy",
+    "taxonomy": "structures.taxonomy",
+    "sample_structures": "structures.sampling",
+    "grid_structures": "structures.sampling",
+    "draw_structure": "structures.diagram",
+}
+
+__all__ = sorted([*_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'einlinear' has no attribute {name!r}")
+    value = getattr(import_module(f"einlinear.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""`python -m einlinear`: the command line."""
+
+from einlinear.cli import main
+
+main()

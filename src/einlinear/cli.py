@@ -1,0 +1,184 @@
+"""The command line: words to calls, values to tables. No logic of its own."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+from einlinear import __version__
+from einlinear.errors import EinlinearError
+from einlinear.structures.diagram import draw_structure
+from einlinear.structures.plan import Plan, make_plan
+from einlinear.structures.taxonomy import taxonomy
+from einlinear.structures.text import parse
+
+try:
+    import tyro
+    from rich.console import Console
+    from rich.table import Table
+except ImportError:  # pragma: no cover - checked by hand in an environment without them
+    print(
+        "einlinear: the command line needs tyro and rich, which are not installed\n"
+        "  rule: the command line is an extra of the package\n"
+        '  fix:  pip install "einlinear[cli]"',
+        file=sys.stderr,
+    )
+    raise SystemExit(2) from None
+
+app = tyro.extras.SubcommandApp()
+
+
+@app.command
+def describe(
+    structure: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STRUCTURE")],
+    /,
+    *,
+    width: Annotated[int, tyro.conf.arg(metavar="D")],
+    out_width: Annotated[int | None, tyro.conf.arg(metavar="D2")] = None,
+    svg: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
+) -> None:
+    """Say everything about a structure at a width: sizes, steps, cost, rank; draw it with --svg.
+
+    Args:
+        structure: such as "btt(rank=2)", "theta(1/2,0,1/2,0,1/2,1/2,0)" or "XA^1 YB^1 AB:64".
+        width: width of the input, and of the output unless --out-width is given.
+        out_width: width of the output.
+        svg: file to draw the diagram to.
+    """
+    plan = make_plan(parse(structure), width, width if out_width is None else out_width)
+    console = _console()
+    for table in (_facts(plan), _edge_table(plan), _step_table(plan)):
+        console.print(table)
+    if svg is not None:
+        _write(svg, draw_structure(plan))
+
+
+@app.command
+def atlas(
+    *,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    width: int = 1024,
+    samples: int = 250,
+    seed: int = 0,
+) -> None:
+    """Draw the taxonomy of all structures, and a table of the named ones, as one HTML page.
+
+    Args:
+        out: folder for the page, atlas.html.
+        width: width at which the named structures are counted.
+        samples: how many random structures to draw in each of four groups.
+        seed: the same seed draws the same structures.
+    """
+    from einlinear.structures.atlas import atlas_rows, draw_atlas  # numpy takes a while to load
+
+    with _console().status("drawing structures"):
+        page = draw_atlas(atlas_rows(samples, seed), width)
+    _write(out / "atlas.html", page)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; bad input ends it with exit code 2 and three lines."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
+        print(f"einlinear {__version__}")
+        return
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            app.cli(prog="einlinear", description=_ABOUT, args=arguments or ["--help"])
+        for warning in caught:
+            print(f"note: {warning.message}", file=sys.stderr)
+    except EinlinearError as error:
+        print(f"einlinear: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+_ABOUT = "Linear layers of any structure an einsum can express."
+
+
+def _console() -> Console:
+    # Tables piped into a file or a pager are not cut at 80 columns.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 132)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EinlinearError(
+            what=f"cannot write {path}: {error.strerror or error}",
+            rule="the output goes to a file in a folder that can be written",
+            fix="choose another path, or make room and check its permissions",
+        ) from error
+    print(f"wrote {path}")
+
+
+def _facts(plan: Plan) -> Table:
+    kinds = taxonomy(plan.structure)
+    dense = plan.dense_macs
+    padded = [
+        f"{name} {width} \u2192 {full} ({full / width - 1:.1%})"
+        for name, width, full in (
+            ("input", plan.d_in, plan.d_in_padded),
+            ("output", plan.d_out, plan.d_out_padded),
+        )
+        if full > width
+    ]
+    full_rank = min(plan.d_in, plan.d_out)
+    rows = {
+        "structure": str(plan.structure),
+        "widths": f"{plan.d_in} \u2192 {plan.d_out}",
+        "equation": plan.equation,
+        "parameters": f"{plan.params:,}  ({plan.params / dense:.2%} of dense)",
+        "FLOPs per token": f"{2 * plan.macs:,}  ({plan.macs / dense:.2%} of dense, "
+        f"{dense / plan.macs:.2f} x fewer)",
+        "rank": f"{plan.rank:,} of {full_rank:,}",
+        "omega": f"{kinds.omega}  (FLOPs per parameter grow as {_power(kinds.omega)})",
+        "psi": f"{kinds.psi}  (rank grows as {_power(kinds.psi)})",
+        "nu": f"{kinds.nu}  (FLOPs grow as {_power(1 + kinds.nu)}"
+        + (": not below dense)" if kinds.is_degenerate else ")"),
+        "padding": ", ".join(padded) or "none",
+    }
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _power(exponent: Fraction) -> str:
+    return f"d^({exponent})" if exponent.denominator > 1 else f"d^{exponent}"
+
+
+def _edge_table(plan: Plan) -> Table:
+    table = Table("edge", "joins", title="edges", title_justify="left")
+    for name in ("given", "size"):
+        table.add_column(name, justify="right")
+    for (edge, value), size in zip(plan.structure.edges, plan.sizes.values(), strict=True):
+        given = f"fixed {value}" if isinstance(value, int) else _power(value)
+        table.add_row(edge, ", ".join(edge), given, f"{size:,}")
+    return table
+
+
+def _step_table(plan: Plan) -> Table:
+    table = Table("meets", "factor's shape", "batch", "contracted", "new", "kept", title="steps")
+    table.title_justify = "left"
+    for name in ("fan-in", "fan-out", "multiply-adds", "share"):
+        table.add_column(name, justify="right")
+    for step in plan.steps:
+        table.add_row(
+            step.factor,
+            " x ".join(map(str, plan.factor_shapes[step.factor])),
+            *(" ".join(edges) for edges in (step.batch, step.contracted, step.new, step.kept)),
+            f"{step.fan_in:,}",
+            f"{step.fan_out:,}",
+            f"{step.macs:,}",
+            f"{step.macs / plan.macs:.0%}",
+        )
+    return table

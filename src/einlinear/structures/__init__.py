@@ -1,0 +1,1 @@
+"""Structures, sizes, plans and their taxonomy: plain values, nothing here imports torch."""

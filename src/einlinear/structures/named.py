@@ -1,0 +1,112 @@
+"""The structures that have names, as points of the one space."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+from einlinear.errors import EinlinearError
+from einlinear.structures.edges import FACTOR_NAMES
+from einlinear.structures.structure import Structure, exponent, fixed_size
+
+
+def dense() -> Structure:
+    """An ordinary linear layer: one factor that sees the whole input and the whole output."""
+    return Structure.from_edges({"XA": 1, "YA": 1})
+
+
+def low_rank(
+    rank: int | None = None, *, rank_exponent: float | Fraction | str | None = None
+) -> Structure:
+    """B A with A: d_in -> rank and B: rank -> d_out; the rank is d**(1/2) unless given."""
+    if rank is None and rank_exponent is None:
+        rank_exponent = Fraction(1, 2)
+    return Structure.from_edges({"XA": 1, "YB": 1} | _ranks("AB", rank, rank_exponent))
+
+
+def kronecker(*, num_factors: int = 2) -> Structure:
+    """A Kronecker product of equal factors: a tensor train of rank 1."""
+    return tensor_train(num_factors=num_factors)
+
+
+def tensor_train(
+    rank: int | None = None,
+    *,
+    rank_exponent: float | Fraction | str | None = None,
+    num_factors: int = 2,
+) -> Structure:
+    """A tensor train: factor i maps axis i of the input to axis i of the output.
+
+    Neighbouring factors share a rank, 1 unless given. Ref: [P24 App. A].
+    """
+    names = _factor_names(num_factors)
+    share = Fraction(1, num_factors)
+    sides = {side + name: share for name in names for side in "XY"}
+    return Structure.from_edges(sides | _ranks(names, rank, rank_exponent))
+
+
+def monarch(*, num_factors: int = 2) -> Structure:
+    """Monarch: block-diagonal, permutation, block-diagonal. The same as btt(rank=1)."""
+    return btt(num_factors=num_factors)
+
+
+def btt(
+    rank: int | None = None,
+    *,
+    rank_exponent: float | Fraction | str | None = None,
+    num_factors: int = 2,
+) -> Structure:
+    """A block tensor train: a tensor train whose factors share no parameters; rank 1 unless given.
+
+    Factor i replaces axis i of the input by axis i of the output, with weights of its own for every
+    index of the axes not yet met and of those already made: input axis i joins the factors up to i,
+    output axis i those from i on. For two factors: XA XAB, YAB YB. Ref: [P24 App. A, B].
+    """
+    names = _factor_names(num_factors)
+    share = Fraction(1, num_factors)
+    sides = {"X" + names[: i + 1]: share for i in range(num_factors)}
+    sides |= {"Y" + names[i:]: share for i in range(num_factors)}
+    return Structure.from_edges(sides | _ranks(names, rank, rank_exponent))
+
+
+NAMED = {
+    "dense": dense,
+    "low_rank": low_rank,
+    "kronecker": kronecker,
+    "tensor_train": tensor_train,
+    "monarch": monarch,
+    "btt": btt,
+}
+
+
+def _factor_names(num_factors: int) -> str:
+    most = len(FACTOR_NAMES)
+    if (
+        isinstance(num_factors, bool)
+        or not isinstance(num_factors, int)
+        or num_factors not in range(1, most + 1)
+    ):
+        raise EinlinearError(
+            what=f"num_factors is {num_factors!r}",
+            rule=f"a structure has 1 to {most} factors",
+            fix=f"give a whole number from 1 to {most}, such as num_factors=2",
+        )
+    return FACTOR_NAMES[:num_factors]
+
+
+def _ranks(
+    names: str, rank: int | None, rank_exponent: float | Fraction | str | None
+) -> dict[str, object]:
+    """The edges between neighbouring factors."""
+    if rank is not None and rank_exponent is not None:
+        raise EinlinearError(
+            what=f"rank={rank} and rank_exponent={rank_exponent} are both given",
+            rule="a rank is either a fixed size or an exponent of the width",
+            fix=f"give one of them: rank={rank}, or rank_exponent={rank_exponent}",
+        )
+    size = (
+        fixed_size(1 if rank is None else rank, "the rank")
+        if rank_exponent is None
+        else exponent(rank_exponent, "the rank")
+    )
+    return {a + b: size for a, b in pairwise(names)}

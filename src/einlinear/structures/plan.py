@@ -1,0 +1,215 @@
+"""Plan: a structure at given widths, with its sizes, its order of contraction and all counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from math import prod
+from string import ascii_letters
+
+from einlinear.errors import EinlinearError
+from einlinear.structures.edges import all_edges, cut, factors_of, touched
+from einlinear.structures.sizes import choose_sizes, rank_bound
+from einlinear.structures.structure import Structure
+
+MAX_WIDTH = 2**24
+
+# The paper's Greek letters for its seven edges, in Latin: alpha beta gamma delta epsilon phi rho.
+_PAPER_LETTERS = dict(zip(all_edges(2), "abgdefr", strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One batched matrix multiply: what is left of the input meets one factor.
+
+    Of the factor's edges, `batch` are in the tensor before and after, `contracted` only before,
+    `new` only after; `kept` are the tensor's edges that the factor does not have, so it is shared
+    along them.
+    """
+
+    factor: str
+    batch: tuple[str, ...]
+    contracted: tuple[str, ...]
+    new: tuple[str, ...]
+    kept: tuple[str, ...]
+    equation: str
+    fan_in: int
+    fan_out: int
+    macs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A structure at one (d_in, d_out): all whole numbers that execution and training need.
+
+    The input axis, padded with zeros to d_in_padded, is read as axes x_edges (outermost first), the
+    output as y_edges, sliced to d_out. Counts are per token: one multiply-add is one MAC; no bias.
+    """
+
+    structure: Structure
+    d_in: int
+    d_out: int
+    edge_sizes: tuple[tuple[str, int], ...]
+    x_edges: tuple[str, ...]
+    y_edges: tuple[str, ...]
+    steps: tuple[Step, ...]
+    equation: str
+    params: int
+    macs: int
+    rank: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of every edge of the structure."""
+        return dict(self.edge_sizes)
+
+    @property
+    def factor_edges(self) -> dict[str, tuple[str, ...]]:
+        """The axes of every factor: batch, contracted, new; the innermost last."""
+        axes = {step.factor: (*step.batch, *step.contracted, *step.new) for step in self.steps}
+        return {factor: axes[factor] for factor in sorted(axes)}
+
+    @property
+    def factor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every factor, in the order of the equation's operands."""
+        sizes = self.sizes
+        return {f: tuple(sizes[e] for e in edges) for f, edges in self.factor_edges.items()}
+
+    @property
+    def d_in_padded(self) -> int:
+        """The product of the sizes at X."""
+        return prod(size for edge, size in self.edge_sizes if "X" in edge)
+
+    @property
+    def d_out_padded(self) -> int:
+        """The product of the sizes at Y."""
+        return prod(size for edge, size in self.edge_sizes if "Y" in edge)
+
+    @property
+    def dense_macs(self) -> int:
+        """What a dense layer of these widths costs per token; also its number of parameters."""
+        return self.d_in * self.d_out
+
+    @property
+    def fan_in(self) -> dict[str, int]:
+        """How many terms every output of a factor's multiply sums."""
+        return {step.factor: step.fan_in for step in self.steps}
+
+    @property
+    def fan_out(self) -> dict[str, int]:
+        """How many outputs every input of a factor's multiply feeds."""
+        return {step.factor: step.fan_out for step in self.steps}
+
+
+def make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
+    """The plan of a structure for a layer d_in -> d_out. Plans are values, made once and cached."""
+    if not isinstance(structure, Structure):
+        raise EinlinearError(
+            what=f"a plan was asked for {structure!r}",
+            rule="a plan is made of a Structure",
+            fix='use el.btt(rank=2) or el.parse("btt(rank=2)")',
+        )
+    return _make_plan(structure, check_width(d_in, "d_in"), check_width(d_out, "d_out"))
+
+
+def check_width(width: object, name: str) -> int:
+    """The width as an int, if it is one that a layer can have."""
+    try:
+        exact = int(width.__index__())  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):
+        exact = 0
+    if isinstance(width, bool) or not 1 <= exact <= MAX_WIDTH:
+        raise EinlinearError(
+            what=f"the width {name} is {width!r}",
+            rule=f"a width is a whole number from 1 to {MAX_WIDTH}",
+            fix=f"give a positive int, such as {name}=1024",
+        )
+    return exact
+
+
+@lru_cache(maxsize=16384)
+def _make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
+    sizes = choose_sizes(structure, d_in, d_out)
+    letters = _letters(structure)
+    steps, absorbed = [], ""
+    for factor in cheapest_order(sizes):
+        steps.append(_make_step(factor, absorbed, sizes, letters))
+        absorbed += factor
+    # Contracted last or made first: outermost. So each step reads and writes runs of memory.
+    x_edges = [edge for step in reversed(steps) for edge in step.contracted if "X" in edge]
+    y_edges = [edge for step in steps for edge in step.new if "Y" in edge]
+    axes = {s.factor: (*s.batch, *s.contracted, *s.new) for s in steps}
+    operands = [f"...{_word(x_edges, letters)}", *(_word(axes[f], letters) for f in sorted(axes))]
+    return Plan(
+        structure=structure,
+        d_in=d_in,
+        d_out=d_out,
+        edge_sizes=tuple(sizes.items()),
+        x_edges=tuple(x_edges),
+        y_edges=tuple(y_edges),
+        steps=tuple(steps),
+        equation=f"{','.join(operands)}->...{_word(y_edges, letters)}",
+        params=sum(prod(sizes[edge] for edge in axes[f]) for f in axes),
+        macs=sum(step.macs for step in steps),
+        rank=min(d_in, d_out, int(rank_bound(sizes))),
+    )
+
+
+def cheapest_order(sizes: dict[str, int]) -> str:
+    """The order in which the factors should meet the input: the one with the fewest multiply-adds.
+
+    The tensor left after some factors does not depend on their order, so the best order of every
+    set follows from those of its subsets; this finds the same as trying all orders. Of equals, the
+    alphabetically first. Checked by: test_plan.py::test_order_is_the_cheapest_of_all_orders.
+    """
+    factors = factors_of(sizes)
+    best = {frozenset[str](): (0, "")}
+    for size in range(1, len(factors) + 1):
+        for group in map(frozenset, combinations(factors, size)):
+            ways = []
+            for last in group:
+                macs, order = best[group - {last}]
+                step = touched(sizes, order, last)
+                ways.append((macs + prod(sizes[edge] for edge in step), order + last))
+            best[group] = min(ways)
+    return best[frozenset(factors)][1]
+
+
+def _make_step(factor: str, absorbed: str, sizes: dict[str, int], letters: dict[str, str]) -> Step:
+    before = cut(sizes, absorbed)
+    after = cut(sizes, absorbed + factor)
+    batch = tuple(edge for edge in before if edge in after and factor in edge)
+    contracted = tuple(edge for edge in before if edge not in after)
+    new = tuple(edge for edge in after if edge not in before)
+    operand = _word((*batch, *contracted, *new), letters)
+    return Step(
+        factor=factor,
+        batch=batch,
+        contracted=contracted,
+        new=new,
+        kept=tuple(edge for edge in before if edge in after and factor not in edge),
+        equation=f"...{_word(before, letters)},{operand}->...{_word(after, letters)}",
+        fan_in=prod(sizes[edge] for edge in contracted),
+        fan_out=prod(sizes[edge] for edge in new),
+        macs=prod(sizes[edge] for edge in touched(sizes, absorbed, factor)),
+    )
+
+
+def _letters(structure: Structure) -> dict[str, str]:
+    """One letter of the equation for each edge: the paper's for its seven, else a, b, c, ..."""
+    edges = [edge for edge, _ in structure.edges]
+    if len(edges) > len(ascii_letters):
+        raise EinlinearError(
+            what=f"the structure has {len(edges)} edges",
+            rule=f"an einsum has one letter per edge, so there are at most {len(ascii_letters)}",
+            fix="leave out edges, or use at most four factors, which have 41 edges",
+        )
+    if set(edges) <= set(_PAPER_LETTERS):
+        return _PAPER_LETTERS
+    return dict(zip(edges, ascii_letters, strict=False))
+
+
+def _word(edges: Iterable[str], letters: dict[str, str]) -> str:
+    return "".join(letters[edge] for edge in edges)

@@ -1,0 +1,136 @@
+"""Structures as text: the inverse of str(structure), and the shorter forms people type."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from difflib import get_close_matches
+from fractions import Fraction
+
+from einlinear.errors import EinlinearError
+from einlinear.structures.named import NAMED
+from einlinear.structures.structure import THETA_EDGES, Structure, exponent, fixed_size
+
+_RULE = (
+    'a structure is a name such as "btt(rank=2)", a theta such as "theta(1/2,0,1/2,0,1/2,1/2,0)", '
+    'or edges such as "XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:4"'
+)
+_CALL = re.compile(r"([A-Za-z][A-Za-z_-]*)\s*(?:\((.*)\))?", re.DOTALL)
+_EDGE = re.compile(r"([A-Za-z]+)([\^:])(\S+)")
+_THIRDS = (Fraction(1, 3), Fraction(2, 3))
+_NEAR = Fraction(1, 100)
+
+
+def parse(text: str) -> Structure:
+    """The structure that a text means, the inverse of str.
+
+    Four forms: a name with its arguments, "btt(rank=2)"; the paper's numbers, "theta(1/2,0,...)";
+    the same as the original code writes them, "(0.5|0|0.5|0|0.5|0.5|0)"; edges, "XA^1/2 XAB^1/2
+    YB^1 AB:4", where ^ gives an exponent and : a fixed size.
+    """
+    if not isinstance(text, str):
+        raise EinlinearError(
+            what=f"a structure is given as {type(text).__name__}", rule=_RULE, fix="give a string"
+        )
+    stripped = text.strip()
+    if "|" in stripped:
+        return _parse_bars(stripped)
+    if call := _CALL.fullmatch(stripped):
+        name, arguments = call[1].lower().replace("-", "_"), call[2] or ""
+        if name == "theta":
+            return Structure.from_theta([_number(part) for part in _split(arguments)])
+        return _parse_named(name, arguments)
+    return _parse_edges(stripped)
+
+
+def _split(arguments: str) -> list[str]:
+    return [part.strip() for part in arguments.split(",")] if arguments.strip() else []
+
+
+def _number(part: str) -> Fraction | int:
+    """A number of a theta: a whole number of 2 or more is a fixed size, all else an exponent."""
+    if re.fullmatch(r"[0-9]{1,9}", part) and int(part) >= 2:
+        return int(part)
+    return exponent(part, "an edge of theta")
+
+
+def _parse_named(name: str, arguments: str) -> Structure:
+    if name not in NAMED:
+        near = get_close_matches(name, [*NAMED, "theta"], n=1)
+        raise EinlinearError(
+            what=f"there is no structure named {name!r}",
+            rule=_RULE,
+            fix=f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(NAMED)}",
+        )
+    make: Callable[..., Structure] = NAMED[name]
+    known = list(inspect.signature(make).parameters)
+    values: dict[str, object] = {}
+    for part in _split(arguments):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or key not in known or key in values:
+            raise EinlinearError(
+                what=f"{name} has the argument {part!r}",
+                rule=f"{name} takes {', '.join(known) or 'no arguments'}, each once, as key=value",
+                fix=f"write {name}({known[0]}=2)" if known else f"write {name}",
+            )
+        values[key] = int(value) if re.fullmatch(r"[+-]?[0-9]{1,9}", value) else value
+    return make(**values)
+
+
+def _parse_edges(text: str) -> Structure:
+    pairs: list[tuple[str, Fraction | int]] = []
+    for token in text.replace(",", " ").split():
+        match = _EDGE.fullmatch(token)
+        if match is None:
+            raise EinlinearError(
+                what=f"cannot read {token[:40]!r} in {text[:80]!r}",
+                rule=_RULE,
+                fix="write every edge as EDGE^exponent or EDGE:size, with spaces between",
+            )
+        edge, kind, number = match.groups()
+        if kind == "^":
+            pairs.append((edge, exponent(number, edge)))
+        else:
+            whole = int(number) if re.fullmatch(r"[0-9]{1,9}", number) else number
+            pairs.append((edge, fixed_size(whole, edge)))
+    if not pairs:
+        raise EinlinearError(what=f"the text {text!r} is empty", rule=_RULE, fix='try "btt"')
+    return Structure(tuple(pairs))
+
+
+def _parse_bars(text: str) -> Structure:
+    """The original code's form, with two decimals for a third."""
+    parts = [part.strip() for part in text.removeprefix("(").removesuffix(")").split("|")]
+    values = [_number(part) for part in parts]
+    if len(values) != len(THETA_EDGES):
+        return Structure.from_theta(values)
+    snapped = [*_snap(values[:3]), *_snap(values[3:6]), _third(values[6])]
+    if snapped != values:
+        changes = {
+            f"{part} as {new}"
+            for part, old, new in zip(parts, values, snapped, strict=True)
+            if old != new
+        }
+        warnings.warn(
+            f"read {', '.join(sorted(changes))} in {text!r}, so that each side sums to exactly 1; "
+            "write thirds as 1/3 and 2/3 to silence this",
+            stacklevel=3,
+        )
+    return Structure.from_theta(snapped)
+
+
+def _third(value: Fraction | int) -> Fraction | int:
+    """The third that the value is near to, or the value."""
+    near = [third for third in _THIRDS if abs(value - third) <= _NEAR]
+    return near[0] if near else value
+
+
+def _snap(side: list[Fraction | int]) -> list[Fraction | int]:
+    """The side with near-thirds made exact, where that makes it sum to 1."""
+    snapped = [_third(value) for value in side]
+    total, exact = (
+        sum((v for v in s if isinstance(v, Fraction)), Fraction(0)) for s in (side, snapped)
+    )
+    return snapped if abs(1 - total) <= _NEAR and exact == 1 else side
