@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-all clean
+.PHONY: demo test test-all bench clean
 
 demo: $(READY)  ## the main job on embedded data
 	$(BIN)/einlinear atlas --out demo
@@ -16,6 +16,9 @@ test: $(READY)  ## format, lint, types, tests
 
 test-all: $(READY)  ## the same with the slow tests
 	$(BIN)/pytest -n 2
+
+bench: $(READY)  ## how long plans, imports and the command line take
+	$(BIN)/python tests/bench_structures.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

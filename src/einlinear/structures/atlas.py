@@ -17,20 +17,20 @@ from einlinear.structures.structure import Structure
 from einlinear.structures.taxonomy import Taxonomy, taxonomy
 from einlinear.structures.text import parse
 
-NAMED_EXAMPLES = (
-    "dense",
-    "low_rank",
-    "kronecker",
-    "kronecker(num_factors=3)",
-    "tensor_train(rank_exponent=1/4)",
-    "monarch",
-    "btt(rank=4)",
-    "btt(rank_exponent=1/4)",
-    "btt(num_factors=3)",
-    "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)",
-    "theta(3/4,0,1/4,0,3/4,1/4,0)",
-)
-"""What the table of the atlas shows, as texts that `parse` reads."""
+NAMED_EXAMPLES = {
+    "dense": "dense",
+    "low rank": "low_rank",
+    "Kronecker": "kronecker",
+    "Kronecker, 3 factors": "kronecker(num_factors=3)",
+    "TT, rank d^1/4": "tensor_train(rank_exponent=1/4)",
+    "Monarch": "monarch",
+    "BTT, rank 4": "btt(rank=4)",
+    "BTT, rank d^1/4": "btt(rank_exponent=1/4)",
+    "BTT, 3 factors": "btt(num_factors=3)",
+    "narrow BTT": "theta(3/4,0,1/4,0,3/4,1/4,0)",
+    "generic": "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)",
+}
+"""What the table of the atlas shows: names for people, and texts that `parse` reads."""
 
 _GAP = "\u00a0" * 3
 
@@ -47,6 +47,7 @@ GROUPS = {
 class AtlasRow:
     """One structure of the atlas."""
 
+    name: str
     text: str
     group: str
     structure: Structure
@@ -62,12 +63,12 @@ def atlas_rows(samples: int, seed: int = 0) -> list[AtlasRow]:
         "best": sample_structures(samples, omega=0, psi=1, seed=seed),
     }
     rows = [
-        AtlasRow(str(structure), group, structure, taxonomy(structure))
+        AtlasRow("", str(structure), group, structure, taxonomy(structure))
         for group, structures in drawn.items()
         for structure in structures
     ]
-    named = [(text, parse(text)) for text in NAMED_EXAMPLES]
-    return rows + [AtlasRow(text, "named", s, taxonomy(s)) for text, s in named]
+    named = [(name, text, parse(text)) for name, text in NAMED_EXAMPLES.items()]
+    return rows + [AtlasRow(name, text, "named", s, taxonomy(s)) for name, text, s in named]
 
 
 def draw_atlas(rows: list[AtlasRow], width: int) -> str:
@@ -157,13 +158,13 @@ def _space(rows: list[AtlasRow]) -> tuple[list[dict[str, object]], dict[str, obj
         "scene": {
             **axes,
             "camera": {
-                "center": {"x": 0, "y": 0, "z": -0.12},
-                "eye": {"x": 1.5, "y": -1.7, "z": 0.75},
+                "center": {"x": 0.05, "y": 0, "z": -0.1},
+                "eye": {"x": 1.25, "y": -1.45, "z": 0.6},
             },
         },
         "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
         "height": 620,
-        "legend": {"x": 0, "y": 1, "bgcolor": "rgba(255,255,255,0.8)"},
+        "legend": {"x": 1, "xanchor": "right", "y": 1},
         "font": {"family": "system-ui, sans-serif", "color": "#374151"},
     }
     return data, layout
@@ -186,11 +187,8 @@ def _labels(group: list[AtlasRow], axes: tuple[str, ...]) -> list[str]:
     places = [tuple(getattr(row.taxonomy, axis) for axis in axes) for row in group]
     texts: dict[tuple[Fraction, ...], list[str]] = {}
     for place, row in zip(places, group, strict=True):
-        texts.setdefault(place, []).append(row.text.removesuffix("()"))
-    labels = {
-        place: ", ".join(names[:2]) + (f" +{len(names) - 2}" if names[2:] else "")
-        for place, names in texts.items()
-    }
+        texts.setdefault(place, []).append(row.name)
+    labels = {place: f"{_GAP}<br>{_GAP}".join(names) for place, names in texts.items()}
     # Set off from the marker by hard spaces; a place that has its label gets no second one.
     return [_GAP + label + _GAP if (label := labels.pop(place, "")) else "" for place in places]
 
@@ -247,12 +245,14 @@ def _view(rows: list[AtlasRow], axis: str) -> tuple[list[dict[str, object]], dic
 
 def _card(row: AtlasRow, plan: Plan) -> str:
     picture = draw_structure(plan, caption=False)
-    return f"<figure>{picture}<figcaption>{escape(row.text)}</figcaption></figure>"
+    caption = f"{escape(row.name)}<code>{escape(row.text)}</code>"
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
 def _table_row(row: AtlasRow, plan: Plan) -> str:
     t = row.taxonomy
     cells = [
+        f"<td>{escape(row.name)}</td>",
         f"<td><code>{escape(row.text)}</code></td>",
         f"<td><code class='edges'>{escape(str(row.structure))}</code></td>",
         *(f"<td class='n'>{value}</td>" for value in (t.omega, t.psi, t.nu)),

@@ -7,7 +7,7 @@ cut: the edges that join X and some factors with Y and the other factors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import combinations
 
@@ -72,13 +72,19 @@ def all_edges(num_factors: int) -> tuple[str, ...]:
     )
 
 
-def cut(edges: Iterable[str], absorbed: Collection[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=4096)
+def _bits(nodes: str) -> int:
+    """The nodes as a set of bits."""
+    return sum(1 << ("XY" + FACTOR_NAMES).index(node) for node in nodes)
+
+
+def cut(edges: Iterable[str], absorbed: str) -> tuple[str, ...]:
     """The edges between {X and the absorbed factors} and {Y and the other factors}.
 
     After the input has met the absorbed factors these are exactly the axes of the intermediate.
     """
-    inside = {"X", *absorbed}
-    return tuple(edge for edge in edges if 0 < sum(node in inside for node in edge) < len(edge))
+    inside = _bits("X" + absorbed)
+    return tuple(edge for edge in edges if 0 < _bits(edge) & inside < _bits(edge))
 
 
 @lru_cache(maxsize=4096)
@@ -86,14 +92,17 @@ def all_cuts(edges: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The cut for every set of factors on X's side: the rank is at most the smallest of them."""
     factors = factors_of(edges)
     sets = (group for size in range(len(factors) + 1) for group in combinations(factors, size))
-    return tuple(cut(edges, group) for group in sets)
+    return tuple(cut(edges, "".join(group)) for group in sets)
 
 
-def touched(edges: Iterable[str], absorbed: Collection[str], factor: str) -> tuple[str, ...]:
+def touched(edges: Iterable[str], absorbed: str, factor: str) -> tuple[str, ...]:
     """The edges that take part when the input, having met the absorbed factors, meets another one.
 
     The step multiplies once for every index over these edges, so they are its cost.
     """
-    edges = tuple(edges)
-    before, after = set(cut(edges, absorbed)), set(cut(edges, {*absorbed, factor}))
-    return tuple(edge for edge in edges if edge in before or edge in after)
+    before, after = _bits("X" + absorbed), _bits("X" + absorbed + factor)
+    return tuple(
+        edge
+        for edge in edges
+        if 0 < _bits(edge) & before < _bits(edge) or 0 < _bits(edge) & after < _bits(edge)
+    )

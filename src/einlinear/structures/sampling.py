@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
-from math import comb, lcm, prod
+from math import ceil, comb, floor, lcm, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,9 +60,7 @@ class Region:
             (rank, self.psi),
             (macs - unit, self.nu),
         ):
-            inside &= (values * lo.denominator >= lo.numerator * unit) & (
-                values * hi.denominator <= hi.numerator * unit
-            )
+            inside &= (values >= ceil(lo * unit)) & (values <= floor(hi * unit))
         return np.asarray(inside, dtype=np.bool_)
 
 
@@ -180,6 +178,12 @@ def _bounds(value: Range, name: str) -> tuple[Fraction, Fraction]:
             rule="a range is a value, or a pair (lowest, highest)",
             fix=f"write {name}=(0.25, 0.5), or {name}=0 for exactly 0",
         )
+    if low < high:
+        # The ends are what floats are exactly, so that low <= nu <= high holds in Python.
+        low, high = (
+            Fraction(end) if isinstance(end, float) else exact
+            for end, exact in zip(ends, (low, high), strict=True)
+        )
     return low, high
 
 
@@ -239,7 +243,9 @@ def _faces_without_sharing(edges: tuple[str, ...]) -> Iterator[frozenset[str]]:
         others = [name for name in factors if name != factor]
         for size in range(len(factors)):
             for absorbed in combinations(others, size):
-                face = frozenset(edge for edge in cut(edges, absorbed) if factor not in edge)
+                face = frozenset(
+                    edge for edge in cut(edges, "".join(absorbed)) if factor not in edge
+                )
                 if face not in seen:
                     seen.add(face)
                     yield face

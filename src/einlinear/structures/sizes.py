@@ -20,8 +20,8 @@ from einlinear.errors import EinlinearError
 from einlinear.structures.edges import all_cuts
 from einlinear.structures.structure import Structure
 
-TOLERANCE = 0.15
-"""How far log(size) / log(width) may be from its exponent in a factorisation that we call close."""
+TOLERANCE = 0.15 - 1e-9
+"""A factorisation is close if every log(size) / log(width) is nearer to its exponent than this."""
 
 _UNIT = 10**12  # squared deviations are summed as whole numbers of 1/_UNIT, so that ties are exact
 _ALTERNATIVES = 8  # how many factorisations of each side are tried for the sake of the rank
@@ -126,7 +126,7 @@ def _closest_factors(
         allowed = [
             (n, round((exponent_of[n] - exponent) ** 2 * _UNIT))
             for n in divisors
-            if abs(exponent_of[n] - exponent) <= tolerance + 1e-12
+            if abs(exponent_of[n] - exponent) < tolerance
         ]
         longer: dict[int, list[_Way]] = {}
         for part, ways in made.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
-from math import prod
+from math import lcm, prod
 from numbers import Integral, Rational, Real
 
 from einlinear.errors import EinlinearError
@@ -31,11 +31,13 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,9}(?:/[0-9]{1,9})?|[0-9]{0,9}\.[0-9]{1,15
 def exponent(value: object, name: str) -> Fraction:
     """The value as an exact exponent from 0 to 1; `name` says in the error whose it is."""
     exact: Fraction | None = None
-    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+    if isinstance(value, bool):
+        exact = None
+    elif isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         numerator, _, denominator = value.strip().partition("/")
         if not denominator or int(denominator):
             exact = Fraction(numerator) / int(denominator or 1)
-    elif isinstance(value, Rational) and not isinstance(value, bool):
+    elif isinstance(value, Rational):
         exact = Fraction(int(value.numerator), int(value.denominator))
     elif isinstance(value, Real) and abs(float(value)) < 1e9:
         exact = Fraction(float(value)).limit_denominator(_FLOAT_NOISE.denominator)
@@ -219,27 +221,33 @@ def _sum_fix(side: str, at_side: dict[str, Fraction | int], missing: Fraction) -
 
 @lru_cache(maxsize=65536)
 def _canonical(structure: Structure) -> Structure:
-    costs = {order: _step_costs(structure, order) for order in permutations(structure.factors)}
+    orders = ["".join(order) for order in permutations(structure.factors)]
+    costs = {order: _step_costs(structure, order) for order in orders}
     cheapest = min(costs.values())
-    candidates = [_relabel(structure, order) for order, cost in costs.items() if cost == cheapest]
-    return min(candidates, key=lambda s: [(edge_order(edge), -value) for edge, value in s.edges])
+    candidates = [_relabel(structure, order) for order in orders if costs[order] == cheapest]
+    return Structure(
+        tuple(min(candidates, key=lambda edges: [(edge_order(edge), -v) for edge, v in edges]))
+    )
 
 
-def _step_costs(structure: Structure, order: tuple[str, ...]) -> list[tuple[Fraction, int]]:
-    """How the cost of each step grows, as (exponent, constant), the dearest step first."""
+def _step_costs(structure: Structure, order: str) -> list[tuple[int, int]]:
+    """How the cost of each step grows, as (exponent, constant), the dearest step first.
+
+    Exponents are counted in units of their common denominator.
+    """
     edges = dict(structure.edges)
-    growth = structure.growth
+    unit = lcm(*(value.denominator for value in edges.values()))
     costs = []
     for i, factor in enumerate(order):
-        step = touched(edges, order[:i], factor)
-        fixed = prod(size for edge in step if isinstance(size := edges[edge], int))
-        costs.append((sum((growth[edge] for edge in step), Fraction(0)), fixed))
+        values = [edges[edge] for edge in touched(edges, order[:i], factor)]
+        fixed = prod(value for value in values if isinstance(value, int))
+        grown = sum(int(value * unit) for value in values if not isinstance(value, int))
+        costs.append((grown, fixed))
     return sorted(costs, reverse=True)
 
 
-def _relabel(structure: Structure, order: tuple[str, ...]) -> Structure:
-    """The structure with the first factor of the order called A, the second B, and so on."""
-    names = dict(zip(order, FACTOR_NAMES, strict=False))
-    return Structure(
-        tuple(("".join(names.get(n, n) for n in edge), value) for edge, value in structure.edges)
-    )
+def _relabel(structure: Structure, order: str) -> list[tuple[str, Fraction | int]]:
+    """The edges, sorted, with the first factor of the order called A, the second B, and so on."""
+    names = str.maketrans(order, FACTOR_NAMES[: len(order)])
+    edges = [(normal_edge(edge.translate(names)), value) for edge, value in structure.edges]
+    return sorted(edges, key=lambda item: edge_order(item[0]))

@@ -80,10 +80,10 @@ def growth_of(
     cheapest: dict[frozenset[str], Any] = {frozenset(): 0 * one}
     for size in range(1, len(factors) + 1):
         for group in map(frozenset, combinations(factors, size)):
-            ways = [
-                upper(cheapest[group - {last}], total(touched(edges, group - {last}, last)))
-                for last in sorted(group)
-            ]
+            ways = []
+            for last in sorted(group):
+                step = touched(edges, "".join(sorted(group - {last})), last)
+                ways.append(upper(cheapest[group - {last}], total(step)))
             cheapest[group] = reduce(lower, ways)
     params = [total(tuple(edge for edge in edges if factor in edge)) for factor in factors]
     return Growth(

@@ -1,0 +1,55 @@
+import pytest
+
+import einlinear as el
+from cases import HALF, QUARTER
+from einlinear import EinlinearError, Structure
+
+
+def test_the_papers_examples():
+    theta = Structure.from_theta
+    assert el.low_rank(rank_exponent=HALF) == theta((1, 0, 0, 0, 1, 0, HALF))
+    assert el.kronecker() == theta((HALF, HALF, 0, HALF, HALF, 0, 0))
+    assert el.tensor_train(rank=3) == theta((HALF, HALF, 0, HALF, HALF, 0, 3))
+    assert el.monarch() == theta((HALF, 0, HALF, 0, HALF, HALF, 0))
+    assert el.btt(rank_exponent=QUARTER) == theta((HALF, 0, HALF, 0, HALF, HALF, QUARTER))
+
+
+def test_dense_has_one_factor():
+    assert el.dense().num_factors == 1
+    assert el.kronecker(num_factors=1) == el.btt(num_factors=1) == el.dense()
+
+
+@pytest.mark.parametrize("num_factors", [2, 3, 4, 5, 6])
+def test_block_tensor_trains_share_no_parameters(num_factors):
+    kinds = el.taxonomy(el.btt(num_factors=num_factors))
+    assert (kinds.omega, kinds.psi, kinds.nu) == (0, 1, pytest.approx(1 / num_factors))
+
+
+def test_ranks_join_neighbours():
+    assert el.tensor_train(rank=2, num_factors=4)["BC"] == 2
+    assert el.tensor_train(rank=2, num_factors=4)["AC"] == 0
+
+
+def test_rank_one_is_no_edge():
+    assert el.low_rank(rank=1) == Structure.from_edges({"XA": 1, "YB": 1})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: el.btt(rank=0),
+        lambda: el.btt(rank=-1),
+        lambda: el.btt(rank=2.5),
+        lambda: el.btt(rank=True),
+        lambda: el.btt(rank=2, rank_exponent=0.5),
+        lambda: el.btt(rank_exponent=2),
+        lambda: el.btt(rank_exponent=-0.1),
+        lambda: el.btt(num_factors=0),
+        lambda: el.btt(num_factors=7),
+        lambda: el.kronecker(num_factors=2.0),
+        lambda: el.low_rank(rank="64"),
+    ],
+)
+def test_bad_arguments(make):
+    with pytest.raises(EinlinearError):
+        make()

@@ -1,0 +1,188 @@
+import copy
+import math
+import pickle
+from fractions import Fraction
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import einlinear as el
+from cases import HALF, PAPER_THETAS, STRUCTURES, structures
+from einlinear import EinlinearError, Structure
+
+
+def test_theta_and_edges_say_the_same():
+    theta = (HALF, 0, HALF, 0, HALF, HALF, 4)
+    same = Structure.from_edges({"XA": "1/2", "XAB": "1/2", "YB": "1/2", "YAB": "1/2", "AB": 4})
+    assert Structure.from_theta(theta) == same
+    assert same.theta == theta
+    assert same.num_factors == 2
+    assert same.edges == (
+        ("XA", HALF),
+        ("XAB", HALF),
+        ("YB", HALF),
+        ("YAB", HALF),
+        ("AB", 4),
+    )
+
+
+@pytest.mark.parametrize("theta", PAPER_THETAS)
+def test_theta_round_trip(theta):
+    assert Structure.from_theta(theta).theta == theta
+
+
+@given(structures())
+def test_equal_by_meaning_however_it_is_spelled(s):
+    spelled = {edge[::-1]: value for edge, value in reversed(s.edges)} | {"FE": 0}
+    again = Structure.from_edges(spelled)
+    assert again == s
+    assert hash(again) == hash(s)
+
+
+@given(structures())
+def test_survives_copy_and_pickle(s):
+    assert copy.deepcopy(s) == s
+    assert pickle.loads(pickle.dumps(s)) == s
+
+
+def test_another_exponent_is_another_structure():
+    assert el.btt(rank=2) != el.btt(rank=3)
+    assert el.btt(rank_exponent=HALF) != el.btt()
+    assert el.monarch() == el.btt(rank=1)
+
+
+def test_item_is_the_exponent_and_zero_for_an_absent_edge():
+    s = el.btt(rank=4)
+    assert (s["XA"], s["BA"], s["XB"]) == (HALF, 4, 0)
+    assert s.growth["AB"] == 0
+    with pytest.raises(EinlinearError, match="both X and Y"):
+        s["XY"]
+
+
+@given(
+    st.lists(st.floats(0.01, 1), min_size=3, max_size=3),
+    st.lists(st.floats(0.01, 1), min_size=3, max_size=3),
+)
+def test_floats_that_sum_to_one_up_to_rounding_are_accepted(at_x, at_y):
+    x, y = np.array(at_x) / sum(at_x), np.array(at_y) / sum(at_y)
+    s = Structure.from_theta([*x, *y, 0])
+    for edges, given_values in ((("XA", "XB", "XAB"), x), (("YA", "YB", "YAB"), y)):
+        assert sum(s[e] for e in edges) == 1
+        for edge, value in zip(edges, given_values, strict=True):
+            assert abs(float(s[edge]) - value) < 1e-5
+
+
+def test_a_float_third_is_a_third():
+    assert Structure.from_theta((1 / 3, 0, 2 / 3, 0, 1, 0, 0))["XA"] == Fraction(1, 3)
+    assert Structure.from_theta(np.float32([0.5, 0, 0.5, 0, 1, 0, 0]))["XA"] == HALF
+    assert el.low_rank(rank=np.int64(8))["AB"] == 8
+
+
+# --- canonical ---
+
+
+def relabelled(s, order):
+    names = dict(zip(s.factors, order, strict=True))
+    edges = {"".join(names.get(n, n) for n in edge): value for edge, value in s.edges}
+    return Structure.from_edges(edges)
+
+
+@given(structures(), st.data())
+def test_canonical_is_one_for_all_names_of_the_factors(s, data):
+    order = data.draw(st.permutations("ABCDEF"))[: s.num_factors]
+    other = relabelled(s, order)
+    assert other.canonical() == s.canonical()
+    assert s.canonical().canonical() == s.canonical()
+    assert s.canonical().factors == tuple("ABCDEF"[: s.num_factors])
+
+
+@given(structures())
+def test_canonical_is_a_relabelling(s):
+    names = "ABCDEF"[: s.num_factors]
+    assert s.canonical() in {relabelled(s, order) for order in permutations(names)}
+
+
+@given(structures(min_factors=2, max_factors=2))
+def test_canonical_meets_the_papers_condition(s):
+    c = s.canonical().growth
+    xa, xb, ya, yb = (c.get(edge, 0) for edge in ("XA", "XB", "YA", "YB"))
+    assert min(xa, yb) >= min(ya, xb)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_named_structures_are_their_own_representatives(name):
+    assert STRUCTURES[name].canonical() == STRUCTURES[name]
+
+
+# --- bad input ---
+
+
+def test_error_says_what_rule_and_fix():
+    with pytest.raises(EinlinearError) as caught:
+        el.parse("XA^1/2 XAB^2/5 YB^1")
+    assert str(caught.value) == (
+        "the exponents at X add up to 9/10 in XA^1/2 XAB^2/5 YB^1\n"
+        "  rule: each side of the layer must use its whole width: the sum is 1\n"
+        "  fix:  add 1/10 to one of XA, XAB; write a third as 1/3, not 0.33"
+    )
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_the_named_fix_mends_it():
+    with pytest.raises(EinlinearError, match="take 1/4 from one of YA, YB"):
+        Structure.from_edges({"XA": 1, "YA": 0.5, "YB": 0.75})
+    assert Structure.from_edges({"XA": 1, "YA": 0.5, "YB": 0.5})
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        {},
+        {"XA": 1},
+        {"XY": 1},
+        {"XA": -0.5, "YA": 1},
+        {"XA": math.nan, "YA": 1},
+        {"XA": math.inf, "YA": 1},
+        {"XA": Fraction(3, 2), "YA": 1},
+        {"XA": "2", "YA": 1},
+        {"XA": "1/0", "YA": 1},
+        {"XA": "nan", "YA": 1},
+        {"XA": "", "YA": 1},
+        {"XA": None, "YA": 1},
+        {"XA": True, "YA": 1},
+        {"XA": 1j, "YA": 1},
+        {"XA": [1], "YA": 1},
+        {"XA": -2, "YA": 1},
+        {"XA": 16, "YA": 1},
+        {"XAB": 1, "XBA": 0, "YA": 1},
+        {"XA": 0.33, "XB": 0.33, "XAB": 0.33, "YA": 1},
+        {"XABCDEFG": 1, "YA": 1},
+        {1: 1, "YA": 1},
+    ],
+)
+def test_bad_edges(edges):
+    with pytest.raises(EinlinearError) as caught:
+        Structure.from_edges(edges)
+    assert caught.value.what
+    assert caught.value.rule
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("theta", [(1, 0, 0), "1010101", 7, None, (1,) * 8])
+def test_bad_theta(theta):
+    with pytest.raises(EinlinearError, match="theta"):
+        Structure.from_theta(theta)
+
+
+def test_edges_must_be_a_mapping():
+    with pytest.raises(EinlinearError, match="mapping"):
+        Structure.from_edges([("XA", 1)])
+
+
+def test_theta_of_three_factors():
+    with pytest.raises(EinlinearError, match="A, B, C"):
+        _ = el.btt(num_factors=3).theta
+    assert el.dense().theta == (1, 0, 0, 1, 0, 0, 0)

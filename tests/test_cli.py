@@ -1,0 +1,124 @@
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from einlinear.cli import main
+
+
+def run(capsys, *arguments):
+    """Exit code, standard output, standard error."""
+    try:
+        main(list(arguments))
+        code = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_describe_says_everything(capsys):
+    code, out, err = run(capsys, "describe", "btt(rank=2)", "--width", "1024")
+    assert code == 0
+    assert err == ""
+    for fact in (
+        "XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:2",
+        "...ga,gafr,fgre->...fe",
+        "131,072",
+        "262,144  (12.50% of dense, 8.00 x fewer)",
+        "1,024 of 1,024",
+        "d^(3/2)",
+        "32 x 32 x 32 x 2",
+        "XAB AB",
+        "none",
+    ):
+        assert fact in out
+
+
+def test_describe_shows_padding_and_a_second_width(capsys):
+    _, out, _ = run(capsys, "describe", "monarch", "--width", "1009", "--out-width", "2027")
+    assert "input 1009 \u2192 1012 (0.3%)" in out
+    assert "output 2027 \u2192" in out
+    _, out, _ = run(capsys, "describe", "dense", "--width", "64")
+    assert "not below dense" in out
+
+
+def test_describe_draws(capsys, tmp_path):
+    target = tmp_path / "new folder" / "btt.svg"
+    code, out, _ = run(capsys, "describe", "btt", "--width", "64", "--svg", str(target))
+    assert code == 0
+    assert f"wrote {target}" in out
+    assert ElementTree.parse(target).getroot().tag.endswith("svg")
+
+
+def test_a_snapped_third_is_noted(capsys):
+    code, out, err = run(capsys, "describe", "(0.33|0|0.67|0|0.67|0.33|0)", "--width", "64")
+    assert code == 0
+    assert "XA^1/3" in out
+    assert err.startswith("note: read 0.33 as 1/3")
+
+
+def test_atlas(capsys, tmp_path):
+    code, out, _ = run(capsys, "atlas", "--out", str(tmp_path / "a"), "--samples", "5")
+    assert code == 0
+    assert "atlas.html" in out
+    assert "Kronecker" in (tmp_path / "a" / "atlas.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["describe", "nonsense", "--width", "64"],
+        ["describe", "XY^1", "--width", "64"],
+        ["describe", "XA^1/2 YB^1", "--width", "64"],
+        ["describe", "XA^nan YB^1", "--width", "64"],
+        ["describe", "XA^1 XAB:7 YB^1", "--width", "64"],
+        ["describe", "XAG^1 YA^1", "--width", "64"],
+        ["describe", "btt", "--width", "0"],
+        ["describe", "btt", "--width", "99999999999999999999"],
+        ["atlas", "--samples", "-3", "--out", "unused"],
+        ["atlas", "--width", "0", "--out", "unused"],
+    ],
+)
+def test_bad_input_is_three_lines_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert err.startswith("einlinear: ")
+    assert [line[:7] for line in err.splitlines()[1:]] == ["  rule:", "  fix: "]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["describe"], ["describe", "btt", "--width", "x"], ["paint"]]
+)
+def test_bad_words_are_exit_code_2(capsys, arguments):
+    assert run(capsys, *arguments)[0] == 2
+
+
+def test_a_file_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "x.svg"
+    code, _, err = run(capsys, "describe", "btt", "--width", "64", "--svg", str(target))
+    assert code == 2
+    assert "cannot write" in err
+
+
+def test_help_without_arguments(capsys):
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert "describe" in out
+    assert "atlas" in out
+
+
+def test_version(capsys):
+    assert run(capsys, "--version")[1].startswith("einlinear 0.")
+
+
+def test_as_a_program():
+    command = [sys.executable, "-m", "einlinear", "describe", "bttt", "--width", "64"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "did you mean 'btt'?" in result.stderr
+    assert "Traceback" not in result.stderr

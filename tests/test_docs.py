@@ -1,0 +1,49 @@
+"""The code in README and docs runs, command lines too."""
+
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+import pytest
+
+from einlinear.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page, language):
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python(page, capsys):
+    names = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "sh"):
+        for line in block.splitlines():
+            if line.startswith("einlinear "):
+                main(shlex.split(line, comments=True)[1:])
+
+
+def test_the_readme_says_what_comes_out(capsys):
+    first = blocks(ROOT / "README.md", "python")[0]
+    with warnings.catch_warnings():
+        exec(first, {})
+    out = capsys.readouterr().out
+    assert "...ga,gaf,fge->...fe {'XA': 32, 'XAB': 32," in out
+    assert "16.0 1024" in out
+
+
+def test_links_lead_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

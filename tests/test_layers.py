@@ -1,0 +1,68 @@
+"""The order of imports: a module may import only what stands above it."""
+
+import ast
+from pathlib import Path
+
+import einlinear
+
+ROOT = Path(einlinear.__file__).parent
+
+# Top to bottom. A room is a folder; its files follow in order.
+ORDER = [
+    "errors",
+    "structures.edges",
+    "structures.structure",
+    "structures.named",
+    "structures.text",
+    "structures.sizes",
+    "structures.plan",
+    "structures.taxonomy",
+    "structures.sampling",
+    "structures.diagram",
+    "structures.atlas",
+    "cli",
+    "__main__",
+]
+WITHOUT_TORCH = [name for name in ORDER if name.startswith("structures.") or name == "errors"]
+
+
+def modules():
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if not name.endswith("__init__"):
+            yield name, path
+
+
+def imported(path):
+    """Everything a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are written in full"
+            yield node.module
+
+
+def test_the_list_is_complete():
+    assert sorted(ORDER) == sorted(name for name, _ in modules())
+
+
+def test_imports_point_upwards_only():
+    for name, path in modules():
+        above = ORDER[: ORDER.index(name)]
+        for target in imported(path):
+            if target.startswith("einlinear."):
+                assert target.removeprefix("einlinear.") in above, f"{name} imports {target}"
+            elif target == "einlinear":
+                assert name == "cli", f"{name} imports the package itself"
+
+
+def test_structures_import_no_torch():
+    for name, path in modules():
+        if name in WITHOUT_TORCH:
+            assert not [target for target in imported(path) if target.split(".")[0] == "torch"]
+
+
+def test_modules_are_short():
+    for name, path in modules():
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, name

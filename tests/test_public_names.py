@@ -1,0 +1,87 @@
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import einlinear as el
+
+CONTRACT = [
+    "Structure",
+    "dense",
+    "low_rank",
+    "kronecker",
+    "tensor_train",
+    "monarch",
+    "btt",
+    "parse",
+    "taxonomy",
+    "make_plan",
+    "sample_structures",
+    "EinlinearError",
+]
+
+
+def fresh(code):
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return result.stdout.strip()
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    heavy = "{'torch', 'numpy', 'tyro', 'rich', 'plotly'} & set(sys.modules)"
+    assert fresh(f"import einlinear, sys; print({heavy})") == "set()"
+
+
+def test_structures_work_without_torch_or_numpy():
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
+        "import einlinear as el\n"
+        "plan = el.make_plan(el.parse('btt(rank=2)'), 64, 64)\n"
+        "print(plan.macs, el.taxonomy(plan.structure).nu, len(el.draw_structure(plan)) > 1000)"
+    )
+    assert fresh(code) == "2048 1/2 True"
+
+
+def test_every_structure_module_is_free_of_torch():
+    modules = [
+        "edges",
+        "structure",
+        "named",
+        "text",
+        "sizes",
+        "plan",
+        "taxonomy",
+        "sampling",
+        "atlas",
+    ]
+    imports = "; ".join(f"import einlinear.structures.{name}" for name in modules)
+    assert fresh(f"{imports}; import sys; print('torch' in sys.modules)") == "False"
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_contract(name):
+    assert name in dir(el)
+    assert getattr(el, name).__doc__
+
+
+def test_the_table_and_the_types_agree():
+    tree = ast.parse(Path(el.__file__).read_text(encoding="utf-8"))
+    typed = {
+        alias.name: node.module.removeprefix("einlinear.")
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == el._HOMES
+    for name in el.__all__:
+        assert getattr(el, name) is not None
+
+
+def test_an_unknown_name():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = el.nothing
