@@ -24,12 +24,12 @@ def test_describe_says_everything(capsys):
     assert err == ""
     for fact in (
         "XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:2",
-        "...ga,gafr,fgre->...fe",
+        "...ga,garf,fgre->...fe",
         "131,072",
         "262,144  (12.50% of dense, 8.00 x fewer)",
         "1,024 of 1,024",
         "d^(3/2)",
-        "32 x 32 x 32 x 2",
+        "32 x 32 x 2 x 32",
         "XAB AB",
         "none",
     ):

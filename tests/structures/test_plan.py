@@ -68,12 +68,9 @@ def test_steps_one_after_the_other_are_the_equation(name, d_in, d_out):
     x = rng.standard_normal((3, *(sizes[edge] for edge in plan.x_edges)))
     expected = np.einsum(plan.equation, x, *factors.values(), optimize=True)
 
-    before = [edge for edge in sizes if "X" in edge]
-    z = x.transpose(0, *(1 + plan.x_edges.index(edge) for edge in before))
+    y = x
     for step in plan.steps:
-        z = np.einsum(step.equation, z, factors[step.factor], optimize=True)
-    after = [edge for edge in sizes if "Y" in edge]
-    y = z.transpose(0, *(1 + after.index(edge) for edge in plan.y_edges))
+        y = np.einsum(step.equation, y, factors[step.factor], optimize=True)
     np.testing.assert_allclose(y, expected, atol=TOL, rtol=TOL)
 
 
@@ -133,12 +130,30 @@ def test_the_papers_counts_of_a_square_layer(name, d):
     assert plan.params * a * delta * b * e == r * d * d * (b * e + a * delta)
 
 
+def is_run(group, layout):
+    """Whether the edges stand side by side in the layout, in this order."""
+    return any(layout[i : i + len(group)] == group for i in range(len(layout) + 1))
+
+
+@given(structures())
+def test_no_step_needs_a_transpose(s):
+    plan = make_plan(s, 64, 64)
+    for step, before, after in zip(plan.steps, plan.layouts, plan.layouts[1:], strict=False):
+        assert is_run(step.contracted, before)
+        assert after[len(after) - len(step.new) :] == step.new
+        loops = [edge for edge in before if edge not in step.contracted]
+        assert sorted(loops) == sorted({*step.batch, *step.kept})
+    first = plan.steps[0].contracted
+    assert plan.x_edges[len(plan.x_edges) - len(first) :] == first
+
+
 def test_layout_of_a_two_factor_layer():
     plan = make_plan(STRUCTURES["generic"], 1024, 1024)
+    assert plan.layouts[1] == ("XB", "XAB", "AB", "YA", "YAB")
     assert plan.x_edges == ("XB", "XAB", "XA")
     assert plan.y_edges == ("YA", "YAB", "YB")
-    assert plan.equation == "...bga,gadfr,fbgre->...dfe"
-    assert plan.factor_edges["A"] == ("XAB", "XA", "YA", "YAB", "AB")
+    assert plan.equation == "...bga,gardf,fbgre->...dfe"
+    assert plan.factor_edges["A"] == ("XAB", "XA", "AB", "YA", "YAB")
 
 
 def test_fans_of_named_structures():

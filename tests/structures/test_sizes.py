@@ -156,3 +156,9 @@ def test_sizes_do_not_depend_on_the_process():
     assert len(outputs) == 1
     here = [list(choose_sizes(s, a, b).items()) for s in STRUCTURES.values() for a, b in WIDTHS]
     assert outputs == {f"{here}\n"}
+
+
+def test_tiny_widths_are_padded_rather_than_left_without_rank():
+    assert choose_sizes(el.monarch(), 7, 7) == dict.fromkeys(("XA", "XAB", "YB", "YAB"), 3)
+    for d in range(1, 16):
+        assert rank_bound(choose_sizes(el.monarch(), d, d)) >= d

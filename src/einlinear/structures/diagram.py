@@ -188,7 +188,7 @@ def _draw_label(edge: str, size: int, point: Point) -> str:
 
 def _caption_lines(plan: Plan, picture: Picture) -> list[str]:
     """The name of the structure, broken so that it stays within the picture."""
-    return wrap(str(plan.structure), width=int(picture.width / 9.5), break_long_words=False)
+    return wrap(str(plan.structure), width=int(picture.width / 10.5), break_long_words=False)
 
 
 def _draw_caption(plan: Plan, picture: Picture) -> list[str]:

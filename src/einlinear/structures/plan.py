@@ -45,15 +45,15 @@ class Plan:
     """A structure at one (d_in, d_out): all whole numbers that execution and training need.
 
     The input axis, padded with zeros to d_in_padded, is read as axes x_edges (outermost first), the
-    output as y_edges, sliced to d_out. Counts are per token: one multiply-add is one MAC; no bias.
+    output as y_edges, sliced to d_out. `layouts` are the axes of the input and of what each step
+    leaves. Counts are per token: one multiply-add is one MAC; no bias.
     """
 
     structure: Structure
     d_in: int
     d_out: int
     edge_sizes: tuple[tuple[str, int], ...]
-    x_edges: tuple[str, ...]
-    y_edges: tuple[str, ...]
+    layouts: tuple[tuple[str, ...], ...]
     steps: tuple[Step, ...]
     equation: str
     params: int
@@ -64,6 +64,16 @@ class Plan:
     def sizes(self) -> dict[str, int]:
         """The size of every edge of the structure."""
         return dict(self.edge_sizes)
+
+    @property
+    def x_edges(self) -> tuple[str, ...]:
+        """The axes of the input, outermost first."""
+        return self.layouts[0]
+
+    @property
+    def y_edges(self) -> tuple[str, ...]:
+        """The axes of the output, outermost first."""
+        return self.layouts[-1]
 
     @property
     def factor_edges(self) -> dict[str, tuple[str, ...]]:
@@ -133,24 +143,25 @@ def check_width(width: object, name: str) -> int:
 def _make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
     sizes = choose_sizes(structure, d_in, d_out)
     letters = _letters(structure)
-    steps, absorbed = [], ""
-    for factor in cheapest_order(sizes):
-        steps.append(_make_step(factor, absorbed, sizes, letters))
-        absorbed += factor
-    # Contracted last or made first: outermost. So each step reads and writes runs of memory.
-    x_edges = [edge for step in reversed(steps) for edge in step.contracted if "X" in edge]
-    y_edges = [edge for step in steps for edge in step.new if "Y" in edge]
-    axes = {s.factor: (*s.batch, *s.contracted, *s.new) for s in steps}
-    operands = [f"...{_word(x_edges, letters)}", *(_word(axes[f], letters) for f in sorted(axes))]
+    order = cheapest_order(sizes)
+    layouts = _lay_out(sizes, order)
+    steps = tuple(
+        _make_step(factor, before, after, sizes, letters)
+        for factor, before, after in zip(order, layouts, layouts[1:], strict=False)
+    )
+    axes = {step.factor: (*step.batch, *step.contracted, *step.new) for step in steps}
+    operands = [
+        f"...{_word(layouts[0], letters)}",
+        *(_word(axes[f], letters) for f in sorted(axes)),
+    ]
     return Plan(
         structure=structure,
         d_in=d_in,
         d_out=d_out,
         edge_sizes=tuple(sizes.items()),
-        x_edges=tuple(x_edges),
-        y_edges=tuple(y_edges),
-        steps=tuple(steps),
-        equation=f"{','.join(operands)}->...{_word(y_edges, letters)}",
+        layouts=layouts,
+        steps=steps,
+        equation=f"{','.join(operands)}->...{_word(layouts[-1], letters)}",
         params=sum(prod(sizes[edge] for edge in axes[f]) for f in axes),
         macs=sum(step.macs for step in steps),
         rank=min(d_in, d_out, int(rank_bound(sizes))),
@@ -177,9 +188,34 @@ def cheapest_order(sizes: dict[str, int]) -> str:
     return best[frozenset(factors)][1]
 
 
-def _make_step(factor: str, absorbed: str, sizes: dict[str, int], letters: dict[str, str]) -> Step:
-    before = cut(sizes, absorbed)
-    after = cut(sizes, absorbed + factor)
+def _lay_out(sizes: dict[str, int], order: str) -> tuple[tuple[str, ...], ...]:
+    """The axes of the input, of every intermediate and of the output, outermost first.
+
+    In an intermediate the edges that were just made are together and innermost, and those that are
+    contracted next stand together before the rest of them: carried, next, next and new, new. So
+    both groups have one stride, and every multiply of a step is a plain matrix multiply in place:
+    no step of any structure needs a transpose. Edges that are carried along keep their order.
+    """
+    cuts = [cut(sizes, order[:i]) for i in range(len(order) + 1)]
+    layouts: list[tuple[str, ...]] = []
+    for i in range(1, len(cuts)):
+        carried = [edge for edge in (layouts[-1] if layouts else cuts[0]) if edge in cuts[i]]
+        new = [edge for edge in cuts[i] if edge not in cuts[i - 1]]
+        next_cut = cuts[i + 1] if i + 1 < len(cuts) else cuts[i]
+        edges = [(edge in new, edge not in next_cut, edge) for edge in (*carried, *new)]
+        edges.sort(key=lambda item: (item[0], item[1] != item[0]))
+        layouts.append(tuple(edge for *_, edge in edges))
+    first = [edge for edge in layouts[0] if edge in cuts[0]]
+    return (*first, *(edge for edge in cuts[0] if edge not in first)), *layouts
+
+
+def _make_step(
+    factor: str,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    sizes: dict[str, int],
+    letters: dict[str, str],
+) -> Step:
     batch = tuple(edge for edge in before if edge in after and factor in edge)
     contracted = tuple(edge for edge in before if edge not in after)
     new = tuple(edge for edge in after if edge not in before)
@@ -193,7 +229,7 @@ def _make_step(factor: str, absorbed: str, sizes: dict[str, int], letters: dict[
         equation=f"...{_word(before, letters)},{operand}->...{_word(after, letters)}",
         fan_in=prod(sizes[edge] for edge in contracted),
         fan_out=prod(sizes[edge] for edge in new),
-        macs=prod(sizes[edge] for edge in touched(sizes, absorbed, factor)),
+        macs=prod(sizes[edge] for edge in {*before, *after}),
     )
 
 
