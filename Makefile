@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+SELECT = -m "not slow"
 
 .PHONY: demo test test-all bench clean
 
@@ -12,10 +13,10 @@ test: $(READY)  ## format, lint, types, tests
 	$(BIN)/ruff format --check src tests
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/pytest -n 2 $(SELECT) --cov --cov-report=term --cov-fail-under=95
 
-test-all: $(READY)  ## the same with the slow tests
-	$(BIN)/pytest -n 2
+test-all: SELECT =
+test-all: test  ## the same with the slow tests
 
 bench: $(READY)  ## how long plans, imports and the command line take
 	$(BIN)/python tests/bench_structures.py

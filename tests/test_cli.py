@@ -1,8 +1,10 @@
+import os
 import subprocess
 import sys
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from einlinear.cli import main
 
@@ -38,8 +40,8 @@ def test_describe_says_everything(capsys):
 
 def test_describe_shows_padding_and_a_second_width(capsys):
     _, out, _ = run(capsys, "describe", "monarch", "--width", "1009", "--out-width", "2027")
-    assert "input 1009 \u2192 1012 (0.3%)" in out
-    assert "output 2027 \u2192" in out
+    assert "input 1009 -> 1012 (0.3%)" in out
+    assert "output 2027 ->" in out
     _, out, _ = run(capsys, "describe", "dense", "--width", "64")
     assert "not below dense" in out
 
@@ -105,6 +107,56 @@ def test_a_file_that_cannot_be_written(capsys, tmp_path):
     assert "cannot write" in err
 
 
+def program(*arguments, **options):
+    command = [sys.executable, "-m", "einlinear", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_a_narrow_terminal_cuts_nothing(capsys, monkeypatch):
+    monkeypatch.setattr("einlinear.cli._console", lambda: Console(width=60))
+    _, out, _ = run(capsys, "describe", "btt(rank=2)", "--width", "4096")
+    assert "524,288" in out
+    assert "\u2026" not in out
+
+
+def test_a_terminal_without_unicode():
+    result = program(
+        "describe", "btt", "--width", "64", env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert result.returncode == 0
+    assert result.stderr == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "einlinear", "describe", "btt", "--width", "64"]
+        result = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 1
+    assert result.stderr == "einlinear: cannot write the output: No space left on device\n"
+
+
+def test_a_reader_that_leaves():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "einlinear", "describe", "btt", "--width", "64"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert result.returncode == 1
+    assert result.stderr == ""
+
+
+def test_ctrl_c(capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("einlinear.cli.make_plan", interrupted)
+    code, _, err = run(capsys, "describe", "btt", "--width", "64")
+    assert (code, err) == (130, "einlinear: interrupted\n")
+
+
 def test_help_without_arguments(capsys):
     code, out, _ = run(capsys)
     assert code == 0
@@ -117,8 +169,7 @@ def test_version(capsys):
 
 
 def test_as_a_program():
-    command = [sys.executable, "-m", "einlinear", "describe", "bttt", "--width", "64"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = program("describe", "bttt", "--width", "64")
     assert result.returncode == 2
     assert "did you mean 'btt'?" in result.stderr
     assert "Traceback" not in result.stderr

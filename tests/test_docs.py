@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import warnings
 from pathlib import Path
 
 import pytest
@@ -36,8 +35,7 @@ def test_commands(page, tmp_path, monkeypatch):
 
 def test_the_readme_says_what_comes_out(capsys):
     first = blocks(ROOT / "README.md", "python")[0]
-    with warnings.catch_warnings():
-        exec(first, {})
+    exec(first, {})
     out = capsys.readouterr().out
     assert "...ga,gaf,fge->...fe {'XA': 32, 'XAB': 32," in out
     assert "16.0 1024" in out

@@ -11,6 +11,7 @@ ROOT = Path(einlinear.__file__).parent
 ORDER = [
     "errors",
     "structures.edges",
+    "structures.values",
     "structures.structure",
     "structures.named",
     "structures.text",

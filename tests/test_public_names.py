@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import einlinear as el
+from test_layers import WITHOUT_TORCH
 
 CONTRACT = [
     "Structure",
@@ -46,18 +47,7 @@ def test_structures_work_without_torch_or_numpy():
 
 
 def test_every_structure_module_is_free_of_torch():
-    modules = [
-        "edges",
-        "structure",
-        "named",
-        "text",
-        "sizes",
-        "plan",
-        "taxonomy",
-        "sampling",
-        "atlas",
-    ]
-    imports = "; ".join(f"import einlinear.structures.{name}" for name in modules)
+    imports = "; ".join(f"import einlinear.{name}" for name in WITHOUT_TORCH)
     assert fresh(f"{imports}; import sys; print('torch' in sys.modules)") == "False"
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from fractions import Fraction
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
 from einlinear import __version__
 from einlinear.errors import EinlinearError
 from einlinear.structures.diagram import draw_structure
-from einlinear.structures.plan import Plan, make_plan
+from einlinear.structures.plan import Plan, Step, make_plan
 from einlinear.structures.taxonomy import taxonomy
 from einlinear.structures.text import parse
 
@@ -51,7 +53,7 @@ def describe(
     """
     plan = make_plan(parse(structure), width, width if out_width is None else out_width)
     console = _console()
-    for table in (_facts(plan), _edge_table(plan), _step_table(plan)):
+    for table in (_facts(plan), _edge_table(plan), *_step_tables(plan, console.width)):
         console.print(table)
     if svg is not None:
         _write(svg, draw_structure(plan))
@@ -86,18 +88,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments == ["--version"]:
         print(f"einlinear {__version__}")
         return
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of a table
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _note  # type: ignore[assignment]
             app.cli(prog="einlinear", description=_ABOUT, args=arguments or ["--help"])
-        for warning in caught:
-            print(f"note: {warning.message}", file=sys.stderr)
+        sys.stdout.flush()
     except EinlinearError as error:
         print(f"einlinear: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("einlinear: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except OSError as error:
+        # The reader of the output is gone, or its disk is full: say so, without a second failure.
+        sys.stdout = open(os.devnull, "w")
+        if not isinstance(error, BrokenPipeError):
+            print(f"einlinear: cannot write the output: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
-_ABOUT = "Linear layers of any structure an einsum can express."
+def _note(message: Warning | str, *_: object) -> None:
+    print(f"note: {message}", file=sys.stderr)
+
+
+_ABOUT = f"Linear layers of any structure an einsum can express. Version {__version__}."
 
 
 def _console() -> Console:
@@ -122,7 +139,7 @@ def _facts(plan: Plan) -> Table:
     kinds = taxonomy(plan.structure)
     dense = plan.dense_macs
     padded = [
-        f"{name} {width} \u2192 {full} ({full / width - 1:.1%})"
+        f"{name} {width} -> {full} ({full / width - 1:.1%})"
         for name, width, full in (
             ("input", plan.d_in, plan.d_in_padded),
             ("output", plan.d_out, plan.d_out_padded),
@@ -132,7 +149,7 @@ def _facts(plan: Plan) -> Table:
     full_rank = min(plan.d_in, plan.d_out)
     rows = {
         "structure": str(plan.structure),
-        "widths": f"{plan.d_in} \u2192 {plan.d_out}",
+        "widths": f"{plan.d_in} -> {plan.d_out}",
         "equation": plan.equation,
         "parameters": f"{plan.params:,}  ({plan.params / dense:.2%} of dense)",
         "FLOPs per token": f"{2 * plan.macs:,}  ({plan.macs / dense:.2%} of dense, "
@@ -166,19 +183,33 @@ def _edge_table(plan: Plan) -> Table:
     return table
 
 
-def _step_table(plan: Plan) -> Table:
-    table = Table("meets", "factor's shape", "batch", "contracted", "new", "kept", title="steps")
-    table.title_justify = "left"
-    for name in ("fan-in", "fan-out", "multiply-adds", "share"):
-        table.add_column(name, justify="right")
-    for step in plan.steps:
-        table.add_row(
-            step.factor,
-            " x ".join(map(str, plan.factor_shapes[step.factor])),
-            *(" ".join(edges) for edges in (step.batch, step.contracted, step.new, step.kept)),
-            f"{step.fan_in:,}",
-            f"{step.fan_out:,}",
-            f"{step.macs:,}",
-            f"{step.macs / plan.macs:.0%}",
-        )
-    return table
+def _step_tables(plan: Plan, width: int) -> list[Table]:
+    """One table of all steps; in a narrow terminal a list of facts for each."""
+    facts = [_step_facts(plan, step) for step in plan.steps]
+    if width >= 110:
+        table = Table(*facts[0], title="steps", title_justify="left")
+        for row in facts:
+            table.add_row(*row.values())
+        return [table]
+    tables = []
+    for row in facts:
+        table = Table(show_header=False, title=f"step: meet {row['meets']}", title_justify="left")
+        for name, value in row.items():
+            table.add_row(name, value)
+        tables.append(table)
+    return tables
+
+
+def _step_facts(plan: Plan, step: Step) -> dict[str, str]:
+    return {
+        "meets": step.factor,
+        "factor's shape": " x ".join(map(str, plan.factor_shapes[step.factor])),
+        "batch": " ".join(step.batch),
+        "contracted": " ".join(step.contracted),
+        "new": " ".join(step.new),
+        "kept": " ".join(step.kept),
+        "fan-in": f"{step.fan_in:,}",
+        "fan-out": f"{step.fan_out:,}",
+        "multiply-adds": f"{step.macs:,}",
+        "share": f"{step.macs / plan.macs:.0%}",
+    }

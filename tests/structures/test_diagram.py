@@ -4,7 +4,7 @@ import pytest
 
 import einlinear as el
 from cases import STRUCTURES
-from einlinear import make_plan
+from einlinear import EinlinearError, make_plan
 from einlinear.structures.diagram import _pill_width, lay_out
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -37,6 +37,11 @@ def test_no_label_covers_another_or_leaves_the_picture(name):
                 assert abs(x - x2) >= half + half2 or abs(y - y2) >= 24, (edge, other)
         for node in picture.nodes.values():
             assert abs(x - node.x) >= half + 20 or abs(y - node.y) >= 12 + 20, edge
+
+
+def test_only_plans_are_drawn():
+    with pytest.raises(EinlinearError, match="make_plan"):
+        el.draw_structure(el.btt())
 
 
 def test_a_caption_can_be_left_out():

@@ -189,19 +189,13 @@ def test_plans_are_values():
 @pytest.mark.parametrize("width", [0, -1, 1.5, "64", None, True, 2**24 + 1, float("nan")])
 def test_bad_widths(width):
     for d_in, d_out in ((width, 64), (64, width)):
-        with pytest.raises(EinlinearError, match="whole number from 1"):
+        with pytest.raises(EinlinearError, match="whole number from 1 to 16,777,216"):
             make_plan(el.dense(), d_in, d_out)
 
 
-def test_a_plan_needs_a_structure():
-    with pytest.raises(EinlinearError, match="'btt'"):
-        make_plan("btt", 64, 64)
-
-
 def test_more_edges_than_letters():
-    edges = {f"X{a}{b}": 0 for a, b in ("AB",)}
-    pool = [edge for edge in all_edges(6) if edge[0] not in "XY"]
-    edges |= {"XA": 1, "YA": 1} | dict.fromkeys(pool, 2)
+    ranks = [edge for edge in all_edges(6) if edge[0] not in "XY"]
+    edges = {"XA": 1, "YA": 1} | dict.fromkeys(ranks, 2)
     with pytest.raises(EinlinearError, match="59 edges"):
         make_plan(el.Structure.from_edges(edges), 8, 8)
 

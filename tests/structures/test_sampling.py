@@ -40,6 +40,26 @@ def test_samples_lie_in_their_region(num_factors, region):
             assert low <= getattr(kinds, name) <= high
 
 
+def test_the_first_draws_are_as_good_as_the_last():
+    # With omega = 0 either XB or YA is absent, about equally often, also among single draws.
+    singles = [el.sample_structures(1, omega=0, seed=seed)[0] for seed in range(120)]
+    without_xb = sum("XB" not in s for s in singles)
+    assert 30 <= without_xb <= 90, "120 fair draws stay within five standard deviations of 60"
+
+
+def test_ends_of_ranges():
+    exact = {taxonomy(s).nu for s in el.grid_structures(10, nu=("3/10", "7/10"))}
+    assert {min(exact), max(exact)} == {Fraction(3, 10), Fraction(7, 10)}
+    # 0.3 is a hair below 3/10 and 0.7 below 7/10, as Python compares them.
+    floats = {taxonomy(s).nu for s in el.grid_structures(10, nu=(0.3, 0.7))}
+    assert floats == {nu for nu in exact if 0.3 <= nu <= 0.7} == exact - {Fraction(7, 10)}
+
+
+def test_many_draws_are_not_too_many(monkeypatch):
+    monkeypatch.setattr("einlinear.structures.sampling._MAX_DRAWS", 1000)
+    assert len(el.sample_structures(9000)) == 9000
+
+
 def test_exact_values_anywhere():
     assert {taxonomy(s).nu for s in el.sample_structures(20, nu="4/7")} == {Fraction(4, 7)}
     assert {taxonomy(s).psi for s in el.sample_structures(20, psi=0.8)} == {Fraction(4, 5)}
@@ -125,13 +145,17 @@ def canonical_structures(num_factors, unit):
 
 
 @pytest.mark.parametrize(("num_factors", "unit"), [(2, 1), (2, 2), (2, 4), (3, 1), (3, 2)])
-@pytest.mark.parametrize("region", [{}, {"omega": 0}, {"psi": 1, "nu": (0.5, 0.75)}], ids=str)
+@pytest.mark.parametrize(
+    "region",
+    [{}, {"omega": 0}, {"psi": 1, "nu": (0.5, 0.75)}, {"nu": ("3/10", "8/10")}],
+    ids=str,
+)
 def test_grid_is_everything_on_it(num_factors, unit, region):
     expected = set()
     for s in canonical_structures(num_factors, unit):
         kinds = taxonomy(s)
         inside = all(
-            low <= getattr(kinds, name) <= high
+            Fraction(low) <= getattr(kinds, name) <= Fraction(high)
             for name, wanted in region.items()
             for low, high in [wanted if isinstance(wanted, tuple) else (wanted, wanted)]
         )
@@ -178,6 +202,8 @@ def test_an_empty_region_is_an_error_that_says_so(arguments, message):
         {"num_factors": 0},
         {"num_factors": 5},
         {"num_factors": 2.5},
+        {"num_factors": 2.0},
+        {"num_factors": np.array([2, 3])},
         {"seed": -1},
         {"seed": "now"},
         {"count": -1},

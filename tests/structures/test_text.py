@@ -112,8 +112,18 @@ def test_malformed_text_is_an_error_with_a_remedy(text):
     assert len(str(caught.value)) < 7000
 
 
-@pytest.mark.parametrize(("text", "hint"), [("bttt", "'btt'"), ("monarc", "'monarch'")])
-def test_nearest_name_is_suggested(text, hint):
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("bttt", "'btt'"),
+        ("monarc", "'monarch'"),
+        ("XA", "EDGE\\^exponent"),
+        ("low_rank(0.5)", "rank_exponent=1/2"),
+        ("btt(rank=1/2)", "rank_exponent=1/2"),
+        ("XA^1 YB^1 AB:1/2", "AB\\^1/2"),
+    ],
+)
+def test_the_remedy_is_what_was_meant(text, hint):
     with pytest.raises(EinlinearError, match=hint):
         el.parse(text)
 

@@ -59,7 +59,7 @@ def atlas_rows(samples: int, seed: int = 0) -> list[AtlasRow]:
     drawn = {
         "any": sample_structures(samples, seed=seed),
         "three": sample_structures(samples, num_factors=3, seed=seed),
-        "unshared": sample_structures(samples, omega=0, psi=(0, Fraction(119, 120)), seed=seed),
+        "unshared": sample_structures(samples, omega=0, psi=(0, "99/100"), seed=seed),
         "best": sample_structures(samples, omega=0, psi=1, seed=seed),
     }
     rows = [

@@ -7,6 +7,7 @@ from html import escape
 from math import cos, hypot, log, sin
 from textwrap import wrap
 
+from einlinear.errors import EinlinearError
 from einlinear.structures.plan import Plan
 
 COLOURS = {"X": "#2563a8", "Y": "#b45309", "": "#6d28d9"}
@@ -41,6 +42,12 @@ def draw_structure(plan: Plan, *, caption: bool = True) -> str:
 
     A line is the thicker the more of the width its edge takes; a dashed one has size 1.
     """
+    if not isinstance(plan, Plan):
+        raise EinlinearError(
+            what=f"a drawing was asked of {plan!r:.80}",
+            rule="a drawing shows a plan: a structure at given widths",
+            fix="use el.draw_structure(el.make_plan(structure, 1024, 1024))",
+        )
     picture = lay_out(plan)
     foot = 44.0 + 20 * len(_caption_lines(plan, picture)) if caption else 0.0
     parts = [

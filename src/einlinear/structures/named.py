@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from einlinear.errors import EinlinearError
 from einlinear.structures.edges import FACTOR_NAMES
-from einlinear.structures.structure import Structure, exponent, fixed_size
+from einlinear.structures.structure import Structure
+from einlinear.structures.values import exponent, fixed_size, whole_number
 
 
 def dense() -> Structure:
@@ -40,7 +41,7 @@ def tensor_train(
     Neighbouring factors share a rank, 1 unless given. Ref: [P24 App. A].
     """
     names = _factor_names(num_factors)
-    share = Fraction(1, num_factors)
+    share = Fraction(1, len(names))
     sides = {side + name: share for name in names for side in "XY"}
     return Structure.from_edges(sides | _ranks(names, rank, rank_exponent))
 
@@ -63,9 +64,9 @@ def btt(
     output axis i those from i on. For two factors: XA XAB, YAB YB. Ref: [P24 App. A, B].
     """
     names = _factor_names(num_factors)
-    share = Fraction(1, num_factors)
-    sides = {"X" + names[: i + 1]: share for i in range(num_factors)}
-    sides |= {"Y" + names[i:]: share for i in range(num_factors)}
+    share = Fraction(1, len(names))
+    sides = {"X" + names[: i + 1]: share for i in range(len(names))}
+    sides |= {"Y" + names[i:]: share for i in range(len(names))}
     return Structure.from_edges(sides | _ranks(names, rank, rank_exponent))
 
 
@@ -80,18 +81,7 @@ NAMED = {
 
 
 def _factor_names(num_factors: int) -> str:
-    most = len(FACTOR_NAMES)
-    if (
-        isinstance(num_factors, bool)
-        or not isinstance(num_factors, int)
-        or num_factors not in range(1, most + 1)
-    ):
-        raise EinlinearError(
-            what=f"num_factors is {num_factors!r}",
-            rule=f"a structure has 1 to {most} factors",
-            fix=f"give a whole number from 1 to {most}, such as num_factors=2",
-        )
-    return FACTOR_NAMES[:num_factors]
+    return FACTOR_NAMES[: whole_number(num_factors, "num_factors", 1, len(FACTOR_NAMES))]
 
 
 def _ranks(

@@ -12,7 +12,8 @@ from string import ascii_letters
 from einlinear.errors import EinlinearError
 from einlinear.structures.edges import all_edges, cut, factors_of, touched
 from einlinear.structures.sizes import choose_sizes, rank_bound
-from einlinear.structures.structure import Structure
+from einlinear.structures.structure import Structure, check_structure
+from einlinear.structures.values import whole_number
 
 MAX_WIDTH = 2**24
 
@@ -39,6 +40,11 @@ class Step:
     fan_out: int
     macs: int
 
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """The axes of the factor, outermost first."""
+        return (*self.batch, *self.contracted, *self.new)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -54,6 +60,7 @@ class Plan:
     d_out: int
     edge_sizes: tuple[tuple[str, int], ...]
     layouts: tuple[tuple[str, ...], ...]
+    factor_axes: tuple[tuple[str, tuple[str, ...]], ...]
     steps: tuple[Step, ...]
     equation: str
     params: int
@@ -78,8 +85,7 @@ class Plan:
     @property
     def factor_edges(self) -> dict[str, tuple[str, ...]]:
         """The axes of every factor: batch, contracted, new; the innermost last."""
-        axes = {step.factor: (*step.batch, *step.contracted, *step.new) for step in self.steps}
-        return {factor: axes[factor] for factor in sorted(axes)}
+        return dict(self.factor_axes)
 
     @property
     def factor_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -115,45 +121,25 @@ class Plan:
 
 def make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
     """The plan of a structure for a layer d_in -> d_out. Plans are values, made once and cached."""
-    if not isinstance(structure, Structure):
-        raise EinlinearError(
-            what=f"a plan was asked for {structure!r}",
-            rule="a plan is made of a Structure",
-            fix='use el.btt(rank=2) or el.parse("btt(rank=2)")',
-        )
-    return _make_plan(structure, check_width(d_in, "d_in"), check_width(d_out, "d_out"))
-
-
-def check_width(width: object, name: str) -> int:
-    """The width as an int, if it is one that a layer can have."""
-    try:
-        exact = int(width.__index__())  # type: ignore[attr-defined]
-    except (AttributeError, TypeError):
-        exact = 0
-    if isinstance(width, bool) or not 1 <= exact <= MAX_WIDTH:
-        raise EinlinearError(
-            what=f"the width {name} is {width!r}",
-            rule=f"a width is a whole number from 1 to {MAX_WIDTH}",
-            fix=f"give a positive int, such as {name}=1024",
-        )
-    return exact
+    return _make_plan(
+        check_structure(structure),
+        whole_number(d_in, "the input width", 1, MAX_WIDTH),
+        whole_number(d_out, "the output width", 1, MAX_WIDTH),
+    )
 
 
 @lru_cache(maxsize=16384)
 def _make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
-    sizes = choose_sizes(structure, d_in, d_out)
     letters = _letters(structure)
+    sizes = choose_sizes(structure, d_in, d_out)
     order = cheapest_order(sizes)
     layouts = _lay_out(sizes, order)
     steps = tuple(
         _make_step(factor, before, after, sizes, letters)
         for factor, before, after in zip(order, layouts, layouts[1:], strict=False)
     )
-    axes = {step.factor: (*step.batch, *step.contracted, *step.new) for step in steps}
-    operands = [
-        f"...{_word(layouts[0], letters)}",
-        *(_word(axes[f], letters) for f in sorted(axes)),
-    ]
+    axes = {step.factor: step.edges for step in sorted(steps, key=lambda step: step.factor)}
+    operands = [f"...{_word(layouts[0], letters)}", *(_word(a, letters) for a in axes.values())]
     return Plan(
         structure=structure,
         d_in=d_in,
@@ -162,7 +148,8 @@ def _make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
         layouts=layouts,
         steps=steps,
         equation=f"{','.join(operands)}->...{_word(layouts[-1], letters)}",
-        params=sum(prod(sizes[edge] for edge in axes[f]) for f in axes),
+        factor_axes=tuple(axes.items()),
+        params=sum(prod(sizes[edge] for edge in edges) for edges in axes.values()),
         macs=sum(step.macs for step in steps),
         rank=min(d_in, d_out, int(rank_bound(sizes))),
     )

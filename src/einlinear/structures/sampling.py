@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from einlinear.errors import EinlinearError
 from einlinear.structures.edges import FACTOR_NAMES, all_edges, cut
-from einlinear.structures.structure import Structure, exponent
+from einlinear.structures.structure import Structure
 from einlinear.structures.taxonomy import growth_of
+from einlinear.structures.values import exponent, is_inexact, whole_number
 
 Range = float | Fraction | str | tuple[float | Fraction | str, float | Fraction | str] | None
 """A value, a pair (lowest, highest) that includes both ends, or None for anything."""
@@ -27,7 +28,7 @@ Range = float | Fraction | str | tuple[float | Fraction | str, float | Fraction 
 _UNIT = 120  # halves, thirds, quarters, fifths, sixths, eighths and tenths are exact
 _MAX_UNIT = 10_000
 _BATCH = 20_000
-_MAX_DRAWS = 1_000_000
+_MAX_DRAWS = 1_000_000  # for the first hits; a region with fewer than ten in as many is too thin
 _MAX_GRID = 2_000_000
 
 _Ints = NDArray[np.int64]
@@ -44,7 +45,7 @@ class Region:
     def __str__(self) -> str:
         parts = {"omega": self.omega, "psi": self.psi, "nu": self.nu}
         bounds = [
-            f"{name} = {lo}" if lo == hi else f"{lo} <= {name} <= {hi}"
+            f"{name} = {lo}" if lo == hi else f"{_text(lo)} <= {name} <= {_text(hi)}"
             for name, (lo, hi) in parts.items()
             if lo > 0 or hi < 1
         ]
@@ -76,12 +77,13 @@ def sample_structures(
     """Random structures: canonical, cheaper than dense, with omega, psi and nu in the given ranges.
 
     A range is None (anything), a value (exactly that: omega=0, psi=1) or a pair that includes its
-    ends. Draws are independent and uniform, the same for the same seed. A region in which nothing
-    is found is an EinlinearError, after a bounded number of draws.
+    ends; a float end is exactly what it is: 0.7 is a hair below 7/10, "7/10" is not. Draws are
+    independent and uniform, the same for the same seed. A region in which nothing is found, or
+    hardly anything, is an EinlinearError, after a bounded number of draws.
     """
     region = _region(omega, psi, nu)
     edges = _edges(num_factors)
-    count, seed = _whole(count, "count"), _whole(seed, "seed")
+    count, seed = whole_number(count, "count", 0), whole_number(seed, "seed", 0)
     exact = [lo.denominator for lo, hi in (region.omega, region.psi, region.nu) if lo == hi]
     unit = lcm(_UNIT, *exact)
     if unit > _MAX_UNIT:
@@ -94,9 +96,9 @@ def sample_structures(
     random = np.random.default_rng(seed)
     found: list[Structure] = []
     drawn = 0
-    while len(found) < count and drawn < _MAX_DRAWS:
+    while len(found) < count and drawn < _MAX_DRAWS * (1 + len(found) / 10):
         rows = draw(random, edges, unit)
-        drawn += _BATCH
+        drawn += len(rows)
         kept = rows[region.contains(rows, edges, unit)][: count - len(found)]
         found += [_structure(row, edges, unit).canonical() for row in kept]
     if len(found) < count:
@@ -114,16 +116,11 @@ def grid_structures(
 ) -> list[Structure]:
     """All structures whose exponents are multiples of 1/denominator, in the given ranges.
 
-    Canonical, cheaper than dense, each once, in a fixed order.
+    Canonical, cheaper than dense, each once, in a fixed order; also those that use fewer factors.
     """
     region = _region(omega, psi, nu)
     edges = _edges(num_factors)
-    if _whole(denominator, "denominator") < 1:
-        raise EinlinearError(
-            what="the grid has the denominator 0",
-            rule="exponents on the grid are multiples of 1/denominator",
-            fix="give a denominator of 1 or more, such as 4",
-        )
+    denominator = whole_number(denominator, "denominator", 1)
     simplices = [len(columns) + slack for columns, slack in _simplices(edges)]
     points = prod(comb(denominator + parts - 1, parts - 1) for parts in simplices)
     if points > _MAX_GRID:
@@ -154,14 +151,8 @@ def _empty(region: Region, num_factors: int, found: int, searched: str) -> Einli
     )
 
 
-def _whole(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise EinlinearError(
-            what=f"{name} is {value!r}",
-            rule=f"{name} is a whole number of 0 or more",
-            fix=f"give an int, such as {name}=10",
-        )
-    return int(value)
+def _text(bound: Fraction) -> str:
+    return str(bound) if bound.denominator < _MAX_UNIT else str(float(bound))
 
 
 def _region(omega: Range, psi: Range, nu: Range) -> Region:
@@ -181,21 +172,14 @@ def _bounds(value: Range, name: str) -> tuple[Fraction, Fraction]:
     if low < high:
         # The ends are what floats are exactly, so that low <= nu <= high holds in Python.
         low, high = (
-            Fraction(end) if isinstance(end, float) else exact
+            Fraction(float(end)) if is_inexact(end) else exact
             for end, exact in zip(ends, (low, high), strict=True)
         )
     return low, high
 
 
 def _edges(num_factors: int) -> tuple[str, ...]:
-    most = 4
-    if isinstance(num_factors, bool) or num_factors not in range(1, most + 1):
-        raise EinlinearError(
-            what=f"num_factors is {num_factors!r}",
-            rule=f"structures of 1 to {most} factors can be drawn",
-            fix="give num_factors=2 or 3",
-        )
-    return all_edges(num_factors)
+    return all_edges(whole_number(num_factors, "num_factors", 1, 4))
 
 
 def _simplices(edges: tuple[str, ...]) -> list[tuple[list[int], int]]:

@@ -2,8 +2,8 @@
 
 The edges at one side of a layer share out its width: sizes whose product is the width, close to
 width**exponent each. A width without such a factorisation (a prime, say) is padded to the next one
-that has; nothing is ever cut off. Where several factorisations are close, the one is taken that
-keeps a full-rank structure of full rank.
+that has; nothing is ever cut off. Where a full-rank structure would lose rank by its sizes, the
+best few factorisations of both sides are tried, and the pair of the highest rank is taken.
 Departure: the paper's code rounds each size on its own, and truncates or pads up to an eighth of
 the input.
 """
@@ -89,13 +89,13 @@ def _rest(fixed: dict[str, int], side: str, width: int) -> int:
 
 
 @lru_cache(maxsize=65536)
-def share_width(width: int, exponents: tuple[float, ...], count: int = 1) -> list[_Way]:
+def share_width(width: int, exponents: tuple[float, ...], count: int = 1) -> tuple[_Way, ...]:
     """Ways to share out the width: a size for each exponent, in all the width or a little more.
 
     The smallest product that has a factorisation within TOLERANCE of the exponents is taken, and of
     its factorisations the `count` with the least sum of squared deviations, best first; of equals
-    those whose first sizes are largest come first. Very small widths may have none within a tenth
-    of padding: then the best sum of deviation and padding decides.
+    those whose first sizes are largest come first. If no product up to a tenth above the width
+    (below 16: up to twice the width) has one, the best sum of deviation and padding decides.
     Checked by: test_sizes.py::test_sizes_are_those_of_exhaustive_search.
     """
     limit = width * 11 // 10 if width >= 16 else 2 * width
@@ -113,7 +113,7 @@ def share_width(width: int, exponents: tuple[float, ...], count: int = 1) -> lis
 
 def _closest_factors(
     total: int, width: int, exponents: tuple[float, ...], tolerance: float, count: int
-) -> list[_Way]:
+) -> tuple[_Way, ...]:
     """The factorisations of `total` nearest to width**exponents, best first.
 
     Goes through the edges one by one and keeps, for each divisor of the total, the best ways to
@@ -139,7 +139,7 @@ def _closest_factors(
             part: [min(ways)] if count == 1 else nsmallest(count, ways)
             for part, ways in longer.items()
         }
-    return [(cost, tuple(-n for n in sizes)) for cost, sizes in made.get(total, [])]
+    return tuple((cost, tuple(-n for n in sizes)) for cost, sizes in made.get(total, []))
 
 
 @lru_cache(maxsize=4096)

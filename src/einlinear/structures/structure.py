@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
 from math import lcm, prod
-from numbers import Integral, Rational, Real
+from numbers import Integral
+from typing import Any
 
 from einlinear.errors import EinlinearError
 from einlinear.structures.edges import (
@@ -20,53 +20,21 @@ from einlinear.structures.edges import (
     normal_edge,
     touched,
 )
+from einlinear.structures.values import (
+    FLOAT_DENOMINATOR,
+    MAX_DENOMINATOR,
+    exponent,
+    fixed_size,
+    is_inexact,
+)
 
 THETA_EDGES = all_edges(2)
-
-# What a float may differ from a simple fraction, and a side of floats from 1, before we object.
-_FLOAT_NOISE = Fraction(1, 10**6)
-_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,9}(?:/[0-9]{1,9})?|[0-9]{0,9}\.[0-9]{1,15})")
-
-
-def exponent(value: object, name: str) -> Fraction:
-    """The value as an exact exponent from 0 to 1; `name` says in the error whose it is."""
-    exact: Fraction | None = None
-    if isinstance(value, bool):
-        exact = None
-    elif isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        numerator, _, denominator = value.strip().partition("/")
-        if not denominator or int(denominator):
-            exact = Fraction(numerator) / int(denominator or 1)
-    elif isinstance(value, Rational):
-        exact = Fraction(int(value.numerator), int(value.denominator))
-    elif isinstance(value, Real) and abs(float(value)) < 1e9:
-        exact = Fraction(float(value)).limit_denominator(_FLOAT_NOISE.denominator)
-    if exact is None or not 0 <= exact <= 1:
-        raise EinlinearError(
-            what=f"{name} has the exponent {value if isinstance(value, Rational) else repr(value)}",
-            rule="an exponent is a number from 0 to 1",
-            fix='write 0.5, Fraction(1, 2) or "1/2"; a fixed size is an int of 2 or more, '
-            "in text AB:4",
-        )
-    return exact
-
-
-def fixed_size(value: object, name: str) -> Fraction | int:
-    """The value as a fixed size; a size of 1 is an absent edge, which has exponent 0."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise EinlinearError(
-            what=f"{name} has the size {value!r}",
-            rule="a fixed size is a whole number of 1 or more",
-            fix="give a positive int, or an exponent of the width such as 1/2",
-        )
-    return int(value) if int(value) > 1 else Fraction(0)
 
 
 def _entry(edge: str, value: object) -> Fraction | int:
     """What stands at an edge: an int of 2 or more is a fixed size, all else an exponent."""
-    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 2:
-        return fixed_size(value, edge)
-    return exponent(value, edge)
+    is_size = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 2
+    return fixed_size(value, edge) if is_size else exponent(value, edge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +53,13 @@ class Structure:
     def __post_init__(self) -> None:
         object.__setattr__(self, "edges", _normal_edges(self.edges))
         for side in ("X", "Y"):
-            at_side = {edge: value for edge, value in self.edges if side in edge}
-            total = sum(value for value in at_side.values() if isinstance(value, Fraction))
-            if total != 1:
+            missing = _missing(dict(self.edges), side)
+            if missing:
+                total = f"{1 - missing} in {str(self) or 'no edges'}"
                 raise EinlinearError(
-                    what=f"the exponents at {side} add up to {total} in {str(self) or 'no edges'}",
+                    what=f"the exponents at {side} add up to {total}",
                     rule="each side of the layer must use its whole width: the sum is 1",
-                    fix=_sum_fix(side, at_side, 1 - Fraction(total)),
+                    fix=_sum_fix(self, side, missing),
                 )
 
     @classmethod
@@ -101,13 +69,7 @@ class Structure:
         A float, Fraction or "p/q" string is an exponent of the width; an int of 2 or more is a
         fixed size (0 and 1 are exponents).
         """
-        if not isinstance(edges, Mapping):
-            raise EinlinearError(
-                what=f"the edges are given as {type(edges).__name__}",
-                rule="edges are a mapping from the name of an edge to its exponent or fixed size",
-                fix='write {"XA": "1/2", "XAB": "1/2", "YB": "1/2", "YAB": "1/2", "AB": 4}',
-            )
-        return cls(tuple(edges.items()))  # type: ignore[arg-type]
+        return cls(edges)  # type: ignore[arg-type]
 
     @classmethod
     def from_theta(cls, theta: Sequence[object]) -> Structure:
@@ -121,7 +83,7 @@ class Structure:
                 what=f"theta is given as {given}",
                 rule=f"theta has {len(THETA_EDGES)} numbers, for {' '.join(THETA_EDGES)}",
                 fix="write absent edges as 0: (1/2, 0, 1/2, 0, 1/2, 1/2, 0); "
-                "for more factors use from_edges",
+                "for more factors give edges, such as XA^1/2 XBC^1/2 YC^1",
             )
         return cls(tuple(zip(THETA_EDGES, values, strict=True)))  # type: ignore[arg-type]
 
@@ -158,6 +120,12 @@ class Structure:
         """The exponent or fixed size of an edge; 0 if it is absent."""
         return dict(self.edges).get(normal_edge(edge), Fraction(0))
 
+    def __contains__(self, edge: str) -> bool:
+        return normal_edge(edge) in dict(self.edges)
+
+    def __iter__(self) -> Iterator[str]:
+        return (edge for edge, _ in self.edges)
+
     def __str__(self) -> str:
         return " ".join(
             f"{edge}^{value}" if isinstance(value, Fraction) else f"{edge}:{value}"
@@ -177,12 +145,21 @@ class Structure:
         return _canonical(self)
 
 
-def _normal_edges(
-    pairs: Iterable[tuple[str, object]],
-) -> tuple[tuple[str, Fraction | int], ...]:
+def check_structure(structure: object) -> Structure:
+    """The structure, if it is one."""
+    if isinstance(structure, Structure):
+        return structure
+    raise EinlinearError(
+        what=f"a structure is given as {structure!r:.80}",
+        rule="a structure is a Structure value",
+        fix='use el.btt(rank=2), el.parse("btt(rank=2)") or el.Structure.from_edges({...})',
+    )
+
+
+def _normal_edges(edges: object) -> tuple[tuple[str, Fraction | int], ...]:
     """The edges in their one spelling and order, exact, without those of size 1."""
     given: dict[str, object] = {}
-    for name, value in pairs:
+    for name, value in _pairs(edges):
         edge = normal_edge(name)
         if edge in given:
             raise EinlinearError(
@@ -192,27 +169,56 @@ def _normal_edges(
             )
         given[edge] = value
     values = {edge: _entry(edge, value) for edge, value in given.items()}
-    floats = [e for e, v in given.items() if isinstance(v, Real) and not isinstance(v, Rational)]
     for side in ("X", "Y"):
-        _absorb_float_noise_(values, [edge for edge in floats if side in edge])
+        floats = [e for e, v in given.items() if side in e and is_inexact(v) and values[e] > 0]
+        _absorb_float_noise_(values, side, floats)
     kept = {edge: value for edge, value in values.items() if value != 0}
     return tuple(sorted(kept.items(), key=lambda item: edge_order(item[0])))
 
 
-def _absorb_float_noise_(values: dict[str, Fraction | int], floats: list[str]) -> None:
-    """Make a side of floats sum to exactly 1 by its largest one, if only rounding is missing."""
-    if not floats:
+def _pairs(edges: object) -> list[tuple[object, object]]:
+    """Names and values of edges given as a mapping or as pairs."""
+    if isinstance(edges, Mapping):
+        return list(edges.items())
+    pairs: list[Any] = list(edges) if isinstance(edges, Iterable) else [edges]
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise EinlinearError(
+            what=f"the edges are given as {edges!r:.80}",
+            rule="edges are a mapping from the name of an edge to its exponent or fixed size",
+            fix='write {"XA": "1/2", "XAB": "1/2", "YB": "1/2", "YAB": "1/2", "AB": 4}, '
+            'or el.parse("btt(rank=4)")',
+        )
+    return pairs
+
+
+def _absorb_float_noise_(values: dict[str, Fraction | int], side: str, floats: list[str]) -> None:
+    """Make a side with floats sum to exactly 1, if only rounding is missing.
+
+    The floats are put on a common grid, so that no large denominators arise, and the largest takes
+    what is missing.
+    """
+    noise = Fraction(len(floats), FLOAT_DENOMINATOR)
+    if not floats or not 0 < abs(_missing(values, side)) <= noise:
         return
-    side = floats[0][0]
+    rounded: dict[str, Fraction | int] = {
+        edge: Fraction(round(values[edge] * FLOAT_DENOMINATOR), FLOAT_DENOMINATOR)
+        for edge in floats
+    }
+    largest = max(floats, key=lambda edge: values[edge])
+    rounded[largest] += _missing(values | rounded, side)
+    if 0 < rounded[largest] <= 1 and rounded[largest].denominator <= MAX_DENOMINATOR:
+        values |= rounded
+
+
+def _missing(values: dict[str, Fraction | int], side: str) -> Fraction:
+    """What the exponents at a side lack to 1."""
     exponents = (v for e, v in values.items() if side in e and isinstance(v, Fraction))
-    missing = 1 - sum(exponents, Fraction(0))
-    if missing and abs(missing) <= len(floats) * _FLOAT_NOISE:
-        values[max(floats, key=lambda edge: values[edge])] += missing
+    return 1 - sum(exponents, Fraction(0))
 
 
-def _sum_fix(side: str, at_side: dict[str, Fraction | int], missing: Fraction) -> str:
+def _sum_fix(structure: Structure, side: str, missing: Fraction) -> str:
     """What to type when a side does not add up to 1."""
-    growing = [edge for edge, value in at_side.items() if isinstance(value, Fraction)]
+    growing = [e for e, value in structure.edges if side in e and isinstance(value, Fraction)]
     if not growing:
         return f"give one edge at {side} the exponent 1, so that it takes what is left: {side}A^1"
     change = f"add {missing} to" if missing > 0 else f"take {-missing} from"
@@ -231,19 +237,19 @@ def _canonical(structure: Structure) -> Structure:
 
 
 def _step_costs(structure: Structure, order: str) -> list[tuple[int, int]]:
-    """How the cost of each step grows, as (exponent, constant), the dearest step first.
+    """How the cost of the order grows: (exponent, constant) of each power, the highest first.
 
     Exponents are counted in units of their common denominator.
     """
     edges = dict(structure.edges)
     unit = lcm(*(value.denominator for value in edges.values()))
-    costs = []
+    costs: dict[int, int] = {}
     for i, factor in enumerate(order):
         values = [edges[edge] for edge in touched(edges, order[:i], factor)]
         fixed = prod(value for value in values if isinstance(value, int))
         grown = sum(int(value * unit) for value in values if not isinstance(value, int))
-        costs.append((grown, fixed))
-    return sorted(costs, reverse=True)
+        costs[grown] = costs.get(grown, 0) + fixed
+    return sorted(costs.items(), reverse=True)
 
 
 def _relabel(structure: Structure, order: str) -> list[tuple[str, Fraction | int]]:

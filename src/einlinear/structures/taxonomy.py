@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from einlinear.structures.edges import all_cuts, factors_of, touched
-from einlinear.structures.structure import Structure
+from einlinear.structures.structure import Structure, check_structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def taxonomy(structure: Structure) -> Taxonomy:
     Checked by: test_taxonomy.py::test_closed_forms_of_two_factors and
     test_taxonomy.py::test_exponents_are_slopes_of_exact_counts.
     """
-    growth = growth_of(structure.growth, Fraction(1))
+    growth = growth_of(check_structure(structure).growth, Fraction(1))
     return Taxonomy(omega=growth.macs - growth.params, psi=growth.rank, nu=growth.macs - 1)
 
 
@@ -89,5 +89,5 @@ def growth_of(
     return Growth(
         macs=cheapest[frozenset(factors)],
         params=reduce(upper, params),
-        rank=reduce(lower, map(total, all_cuts(edges)), one),
+        rank=reduce(lower, map(total, all_cuts(edges))),
     )

@@ -11,7 +11,8 @@ from fractions import Fraction
 
 from einlinear.errors import EinlinearError
 from einlinear.structures.named import NAMED
-from einlinear.structures.structure import THETA_EDGES, Structure, exponent, fixed_size
+from einlinear.structures.structure import THETA_EDGES, Structure
+from einlinear.structures.values import exponent, fixed_size
 
 _RULE = (
     'a structure is a name such as "btt(rank=2)", a theta such as "theta(1/2,0,1/2,0,1/2,1/2,0)", '
@@ -19,6 +20,7 @@ _RULE = (
 )
 _CALL = re.compile(r"([A-Za-z][A-Za-z_-]*)\s*(?:\((.*)\))?", re.DOTALL)
 _EDGE = re.compile(r"([A-Za-z]+)([\^:])(\S+)")
+_BARE_EDGE = re.compile(r"[XYA-F]{2,}")
 _THIRDS = (Fraction(1, 3), Fraction(2, 3))
 _NEAR = Fraction(1, 100)
 
@@ -37,7 +39,8 @@ def parse(text: str) -> Structure:
     stripped = text.strip()
     if "|" in stripped:
         return _parse_bars(stripped)
-    if call := _CALL.fullmatch(stripped):
+    call = _CALL.fullmatch(stripped)
+    if call and not _BARE_EDGE.fullmatch(stripped):
         name, arguments = call[1].lower().replace("-", "_"), call[2] or ""
         if name == "theta":
             return Structure.from_theta([_number(part) for part in _split(arguments)])
@@ -51,7 +54,7 @@ def _split(arguments: str) -> list[str]:
 
 def _number(part: str) -> Fraction | int:
     """A number of a theta: a whole number of 2 or more is a fixed size, all else an exponent."""
-    if re.fullmatch(r"[0-9]{1,9}", part) and int(part) >= 2:
+    if re.fullmatch(r"[0-9]{1,12}", part) and int(part) >= 2:
         return int(part)
     return exponent(part, "an edge of theta")
 
@@ -73,10 +76,16 @@ def _parse_named(name: str, arguments: str) -> Structure:
             raise EinlinearError(
                 what=f"{name} has the argument {part!r}",
                 rule=f"{name} takes {', '.join(known) or 'no arguments'}, each once, as key=value",
-                fix=f"write {name}({known[0]}=2)" if known else f"write {name}",
+                fix=f"write {' or '.join(f'{name}({e})' for e in _examples(known))}",
             )
-        values[key] = int(value) if re.fullmatch(r"[+-]?[0-9]{1,9}", value) else value
+        values[key] = int(value) if re.fullmatch(r"[+-]?[0-9]{1,12}", value) else value
     return make(**values)
+
+
+def _examples(known: list[str]) -> list[str]:
+    """Arguments that could be meant."""
+    shown = {"rank": "rank=2", "rank_exponent": "rank_exponent=1/2", "num_factors": "num_factors=3"}
+    return [shown[key] for key in known] or [""]
 
 
 def _parse_edges(text: str) -> Structure:
@@ -93,7 +102,7 @@ def _parse_edges(text: str) -> Structure:
         if kind == "^":
             pairs.append((edge, exponent(number, edge)))
         else:
-            whole = int(number) if re.fullmatch(r"[0-9]{1,9}", number) else number
+            whole = int(number) if re.fullmatch(r"[0-9]{1,12}", number) else number
             pairs.append((edge, fixed_size(whole, edge)))
     if not pairs:
         raise EinlinearError(what=f"the text {text!r} is empty", rule=_RULE, fix='try "btt"')
@@ -114,8 +123,8 @@ def _parse_bars(text: str) -> Structure:
             if old != new
         }
         warnings.warn(
-            f"read {', '.join(sorted(changes))} in {text!r}, so that each side sums to exactly 1; "
-            "write thirds as 1/3 and 2/3 to silence this",
+            f"read {', '.join(sorted(changes))} in {text!r}, taking near-thirds for thirds; "
+            "write 1/3 and 2/3 to silence this",
             stacklevel=3,
         )
     return Structure.from_theta(snapped)

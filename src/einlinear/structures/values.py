@@ -1,0 +1,75 @@
+"""The numbers that people type, made exact or refused: exponents, fixed sizes, whole numbers."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from numbers import Integral, Rational, Real
+
+from einlinear.errors import EinlinearError
+
+MAX_SIZE = 10**9
+MAX_DENOMINATOR = 10**12
+FLOAT_DENOMINATOR = 10**6
+"""A float is read as the fraction nearest to it whose denominator is at most this."""
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,13}(?:/[0-9]{1,13})?|[0-9]{0,9}\.[0-9]{1,15})")
+
+
+def is_inexact(value: object) -> bool:
+    """Whether the value is a float of some kind, which stands for a simple fraction near it."""
+    return isinstance(value, Real) and not isinstance(value, Rational)
+
+
+def exponent(value: object, name: str) -> Fraction:
+    """The value as an exact exponent from 0 to 1; `name` says in the error whose it is."""
+    exact: Fraction | None = None
+    if isinstance(value, bool):
+        exact = None
+    elif isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        numerator, _, denominator = value.strip().partition("/")
+        if not denominator or int(denominator):
+            exact = Fraction(numerator) / int(denominator or 1)
+    elif isinstance(value, Rational):
+        exact = Fraction(int(value.numerator), int(value.denominator))
+    elif isinstance(value, Real) and abs(float(value)) < MAX_SIZE:
+        exact = Fraction(float(value)).limit_denominator(FLOAT_DENOMINATOR)
+    if exact is None or not 0 <= exact <= 1 or exact.denominator > MAX_DENOMINATOR:
+        raise EinlinearError(
+            what=f"{name} has the exponent {_short(value)}",
+            rule=f"an exponent is a number from 0 to 1, as a fraction with at most "
+            f"{len(str(MAX_DENOMINATOR)) - 1} digits",
+            fix='write 0.5, Fraction(1, 2) or "1/2"; a fixed size is an int of 2 or more, '
+            "in text AB:4",
+        )
+    return exact
+
+
+def fixed_size(value: object, name: str) -> Fraction | int:
+    """The value as a fixed size; a size of 1 is an absent edge, which has exponent 0."""
+    fix = "give an int such as 4; a size that grows with the width is rank_exponent=1/2, or AB^1/2"
+    size = whole_number(value, name, 1, MAX_SIZE, fix=fix)
+    return size if size > 1 else Fraction(0)
+
+
+def whole_number(
+    value: object, name: str, lowest: int, highest: int | None = None, *, fix: str = ""
+) -> int:
+    """The value as an int of the range, both ends included."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if is_whole and int(value) >= lowest and (highest is None or int(value) <= highest):  # type: ignore[call-overload]
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    scope = f"of {lowest:,} or more" if highest is None else f"from {lowest:,} to {highest:,}"
+    raise EinlinearError(
+        what=f"{name} is {_short(value)}",
+        rule=f"{name} is a whole number {scope}",
+        fix=fix or f"give an int {scope}",
+    )
+
+
+def _short(value: object) -> str:
+    """The value as text for a message, also if it has thousands of digits."""
+    if isinstance(value, Rational) and int(value.numerator) // int(value.denominator) > 10**18:
+        return "a number of very many digits"
+    text = str(value) if isinstance(value, Rational) else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
