@@ -1,3 +1,4 @@
+from fractions import Fraction
 from xml.etree import ElementTree
 
 import pytest
@@ -6,6 +7,7 @@ import einlinear as el
 from cases import STRUCTURES
 from einlinear import EinlinearError, make_plan
 from einlinear.structures.diagram import _pill_width, lay_out
+from einlinear.structures.edges import all_edges
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -23,9 +25,14 @@ def test_the_picture_names_every_node_and_edge(name):
     assert len(list(root.iter(f"{SVG}path"))) == len(plan.sizes)
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+CROWDED = el.Structure.from_edges(
+    {e: Fraction(1, 15) if e[0] in "XY" else Fraction(1, 40) for e in all_edges(4)}
+)
+
+
+@pytest.mark.parametrize("name", [*STRUCTURES, "all 41 edges"])
 def test_no_label_covers_another_or_leaves_the_picture(name):
-    plan = make_plan(STRUCTURES[name], 1024, 1024)
+    plan = make_plan(STRUCTURES.get(name, CROWDED), 1024, 1024)
     picture = lay_out(plan)
     boxes = {e: (p.x, p.y, _pill_width(e, plan.sizes[e]) / 2) for e, p in picture.labels.items()}
     for edge, (x, y, half) in boxes.items():

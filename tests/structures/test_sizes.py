@@ -138,6 +138,9 @@ def test_full_rank_stays_full_rank(theta):
 
 def test_alternatives_are_tried_for_the_rank():
     assert rank_bound(choose_sizes(Structure.from_theta(PAPER_THETAS[21]), 768, 768)) >= 768
+    s = Structure.from_theta(PAPER_THETAS[1])
+    short = [d for d in range(64, 3000, 5) if rank_bound(choose_sizes(s, d, 4 * d)) < d]
+    assert len(short) <= 6, "of 588 widths; 26 with three alternatives, 78 with the best one only"
 
 
 def test_monarch_at_768_is_of_full_rank():
