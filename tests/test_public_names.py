@@ -21,6 +21,7 @@ CONTRACT = [
     "make_plan",
     "sample_structures",
     "EinlinearError",
+    "EinsumLinear",
 ]
 
 

@@ -52,7 +52,8 @@ class Plan:
 
     The input axis, padded with zeros to d_in_padded, is read as axes x_edges (outermost first), the
     output as y_edges, sliced to d_out. `layouts` are the axes of the input and of what each step
-    leaves. Counts are per token: one multiply-add is one MAC; no bias.
+    leaves, `inner_width` is how many numbers all intermediates hold for one token, `text` the
+    structure as text. Counts are per token: one multiply-add is one MAC; no bias.
     """
 
     structure: Structure
@@ -62,7 +63,12 @@ class Plan:
     layouts: tuple[tuple[str, ...], ...]
     factor_axes: tuple[tuple[str, tuple[str, ...]], ...]
     steps: tuple[Step, ...]
+    text: str
     equation: str
+    d_in_padded: int
+    d_out_padded: int
+    x_shape: tuple[int, ...]
+    inner_width: int
     params: int
     macs: int
     rank: int
@@ -92,16 +98,6 @@ class Plan:
         """The shape of every factor, in the order of the equation's operands."""
         sizes = self.sizes
         return {f: tuple(sizes[e] for e in edges) for f, edges in self.factor_edges.items()}
-
-    @property
-    def d_in_padded(self) -> int:
-        """The product of the sizes at X."""
-        return prod(size for edge, size in self.edge_sizes if "X" in edge)
-
-    @property
-    def d_out_padded(self) -> int:
-        """The product of the sizes at Y."""
-        return prod(size for edge, size in self.edge_sizes if "Y" in edge)
 
     @property
     def dense_macs(self) -> int:
@@ -140,8 +136,14 @@ def _make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
     )
     axes = {step.factor: step.edges for step in sorted(steps, key=lambda step: step.factor)}
     operands = [f"...{_word(layouts[0], letters)}", *(_word(a, letters) for a in axes.values())]
+    shapes = [tuple(sizes[edge] for edge in layout) for layout in layouts]
     return Plan(
         structure=structure,
+        text=str(structure),
+        d_in_padded=prod(shapes[0]),
+        d_out_padded=prod(shapes[-1]),
+        x_shape=shapes[0],
+        inner_width=sum(prod(shape) for shape in shapes[1:-1]),
         d_in=d_in,
         d_out=d_out,
         edge_sizes=tuple(sizes.items()),

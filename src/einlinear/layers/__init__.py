@@ -1,0 +1,1 @@
+"""Layers: weights, and how they are multiplied."""

@@ -1,0 +1,278 @@
+"""How a plan is multiplied: the variants, the choice between them, and the operator for torch.
+
+Legend: x_td rows of input, y_te rows of output, padded to the plan's widths; t is tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.utils.flop_counter import register_flop_formula
+
+from einlinear.errors import EinlinearError
+from einlinear.layers import strided
+from einlinear.structures.plan import Plan, make_plan
+from einlinear.structures.text import parse
+
+VARIANTS = ("einsum", "strided", "dense")
+
+_SAVE_BYTES = 24 * 2**20  # larger intermediates are made again: fresh memory costs more
+
+
+def multiply(plan: Plan, x_td: Tensor, factors: Sequence[Tensor], variant: str) -> Tensor:
+    """Y = W x for rows of input, by one of the variants; factors in the order of the plan's steps.
+
+    einsum:  one torch.einsum per step; the reference, and best where steps are plain matrices.
+    strided: batched multiplies in place, blocked over tokens.
+    dense:   the matrix W itself, made anew, for widths so small that structure does not pay.
+    """
+    if variant == "einsum":
+        return einsum_steps(plan, x_td, factors)
+    if variant == "strided":
+        tokens = x_td.shape[0]
+        save = (
+            torch.is_grad_enabled()
+            and isinstance(tokens, int)
+            and tokens * plan.inner_width * x_td.element_size() <= _SAVE_BYTES
+        )
+        where = plan.text, plan.d_in, plan.d_out
+        y_te: Tensor = _Strided.apply(x_td, *where, save, *factors)[0]  # type: ignore[no-untyped-call]
+        return y_te
+    if variant == "dense":
+        return linear(x_td, dense_weight(plan, factors))
+    raise EinlinearError(
+        what=f"there is no variant {variant!r}",
+        rule=f"a variant is one of {', '.join(VARIANTS)}",
+        fix="leave the choice to the layer, or name one of them",
+    )
+
+
+def einsum_steps(plan: Plan, x_td: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    """One einsum per step, tokens outermost throughout."""
+    z = x_td.reshape(x_td.shape[0], *plan.x_shape)
+    for step, factor in zip(plan.steps, factors, strict=True):
+        z = torch.einsum(step.equation, z, factor)
+    return z.reshape(x_td.shape[0], plan.d_out_padded)
+
+
+def dense_weight(plan: Plan, factors: Sequence[Tensor]) -> Tensor:
+    """The padded matrix, laid out as nn.Linear.weight: outputs x inputs."""
+    eye = torch.eye(plan.d_in_padded, dtype=factors[0].dtype, device=factors[0].device)
+    return einsum_steps(plan, eye, factors).t()
+
+
+def choose_variant(plan: Plan, num_tokens: int, device: str) -> str:
+    """The variant that should be fastest, by a model of what each costs.
+
+    Structured multiplies run at about two fifths of the rate of a dense one; making W costs d_in
+    tokens. Where no step has batch or shared axes, einsum is a chain of plain multiplies already.
+    """
+    structured = 2.5 * plan.macs * num_tokens
+    if plan.dense_macs * num_tokens + 2.5 * plan.macs * plan.d_in < structured:
+        return "dense"
+    is_plain = all([not (step.batch or step.kept) for step in plan.steps])
+    if is_plain or device != "cpu" or num_tokens < 256:
+        return "einsum"
+    return "strided"
+
+
+@lru_cache(maxsize=16384)
+def _plan(structure: str, d_in: int, d_out: int) -> Plan:
+    """The plan, from what an operator can carry."""
+    return make_plan(parse(structure), d_in, d_out)
+
+
+@torch.library.custom_op("einlinear::strided", mutates_args=())
+def strided_op(
+    x_td: Tensor, factors: list[Tensor], structure: str, d_in: int, d_out: int, save: bool
+) -> tuple[Tensor, Tensor]:
+    """The strided variant as an operator: the output, and what its backward pass wants kept."""
+    plan = _plan(structure, d_in, d_out)
+    rows = x_td if x_td.stride(-1) == 1 else x_td.contiguous()
+    return strided.forward(plan, rows, [f.contiguous() for f in factors], save=save)
+
+
+@strided_op.register_fake
+def _(
+    x_td: Tensor, factors: list[Tensor], structure: str, d_in: int, d_out: int, save: bool
+) -> tuple[Tensor, Tensor]:
+    plan = _plan(structure, d_in, d_out)
+    tokens = x_td.shape[0]
+    y_te = x_td.new_empty(tokens, plan.d_out_padded)
+    return y_te, x_td.new_empty(tokens * plan.inner_width if save else 0)
+
+
+@torch.library.custom_op("einlinear::strided_backward", mutates_args=())
+def strided_backward_op(
+    x_td: Tensor,
+    factors: list[Tensor],
+    saved: Tensor,
+    grad_te: Tensor,
+    structure: str,
+    d_in: int,
+    d_out: int,
+) -> list[Tensor]:
+    """The gradients of the input and of the factors."""
+    plan = _plan(structure, d_in, d_out)
+    rows = x_td if x_td.stride(-1) == 1 else x_td.contiguous()
+    grad = grad_te if grad_te.stride(-1) == 1 else grad_te.contiguous()
+    grad_x, grads = strided.backward(plan, rows, [f.contiguous() for f in factors], saved, grad)
+    return [grad_x, *grads]
+
+
+@strided_backward_op.register_fake
+def _(
+    x_td: Tensor,
+    factors: list[Tensor],
+    saved: Tensor,
+    grad_te: Tensor,
+    structure: str,
+    d_in: int,
+    d_out: int,
+) -> list[Tensor]:
+    return [x_td.new_empty(x_td.shape), *(f.new_empty(f.shape) for f in factors)]
+
+
+def gradients(plan: Plan, operands: Sequence[Tensor], grad_te: Tensor) -> list[Tensor]:
+    """The gradients of input and factors by one einsum each: slow, but differentiable again."""
+    x_td, *factors = operands
+    tensors = [_as_y(plan, grad_te), x_td.reshape(-1, *plan.x_shape), *factors]
+    grads = [torch.einsum(e, *(tensors[i] for i in held)) for e, held in _backward_equations(plan)]
+    return [grads[0].reshape(x_td.shape), *grads[1:]]
+
+
+def _as_y(plan: Plan, y_te: Tensor) -> Tensor:
+    """Rows of output with one axis for each edge."""
+    sizes = plan.sizes
+    return y_te.reshape(*y_te.shape[:-1], *[sizes[edge] for edge in plan.y_edges])
+
+
+@lru_cache(maxsize=4096)
+def _backward_equations(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
+    """For input and factors: the einsum of the gradient, and which of (y, x, factors) it takes.
+
+    Z stands for tokens, which the gradient of a factor sums over. Factors are in order of steps.
+    """
+    inputs, output = plan.equation.replace("...", "Z").split("->")
+    x_word, *by_name = inputs.split(",")
+    named = dict(zip(plan.factor_shapes, by_name, strict=True))
+    words = [output, x_word, *(named[step.factor] for step in plan.steps)]
+    equations = []
+    for i in range(1, len(words)):
+        held = tuple(j for j in range(len(words)) if j != i)
+        equations.append((f"{','.join(words[j] for j in held)}->{words[i]}", held))
+    return equations
+
+
+class _Strided(torch.autograd.Function):
+    """The operators joined: forward, backward, and backward once more. Works under torch.func."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x_td: Tensor, structure: str, d_in: int, d_out: int, save: bool, *factors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        y_te, saved = strided_op(x_td, list(factors), structure, d_in, d_out, save)
+        return y_te, saved
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x_td, structure, d_in, d_out, _, *factors = inputs
+        ctx.where = structure, d_in, d_out
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x_td, output[1], *factors)
+
+    @staticmethod
+    def backward(ctx: Any, grad_te: Tensor, _: Tensor) -> tuple[Any, ...]:
+        x_td, saved, *factors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradients are to be differentiated once more
+            grads = gradients(_plan(*ctx.where), [x_td, *factors], grad_te)
+        else:
+            grads = strided_backward_op(x_td, factors, saved, grad_te, *ctx.where)
+        return grads[0], None, None, None, None, *grads[1:]
+
+
+@strided_op.register_vmap
+def _(
+    info: Any, in_dims: tuple[Any, ...], x_td: Tensor, factors: list[Tensor], *where: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[int, None]]:
+    plan = _plan(*where[:3])
+    x = _in_front(x_td, in_dims[0])
+    z = x.reshape(*x.shape[:-1], *plan.x_shape)
+    is_batched = in_dims[0] is not None
+    for step, factor, dim in zip(plan.steps, factors, in_dims[1], strict=True):
+        z = _batched_einsum(
+            step.equation, [z, _in_front(factor, dim)], [is_batched, dim is not None]
+        )
+        is_batched = is_batched or dim is not None
+    return (z.flatten(2), x_td.new_empty(0)), (0, None)
+
+
+@strided_backward_op.register_vmap
+def _(
+    info: Any,
+    in_dims: tuple[Any, ...],
+    x_td: Tensor,
+    factors: list[Tensor],
+    saved: Tensor,
+    grad_te: Tensor,
+    *where: Any,
+) -> tuple[list[Tensor], list[int | None]]:
+    plan = _plan(*where)
+    dims = [in_dims[3], in_dims[0], *in_dims[1]]
+    y, x, *weights = (
+        _in_front(t, dim) for t, dim in zip([grad_te, x_td, *factors], dims, strict=True)
+    )
+    tensors = [_as_y(plan, y), x.reshape(*x.shape[:-1], *plan.x_shape), *weights]
+    grads: list[Tensor] = []
+    out_dims: list[int | None] = []
+    for equation, held in _backward_equations(plan):
+        flags = [dims[i] is not None for i in held]
+        grads.append(_batched_einsum(equation, [tensors[i] for i in held], flags))
+        out_dims.append(0 if any(flags) else None)
+    grads[0] = grads[0].flatten(2 if out_dims[0] == 0 else 1)
+    return grads, out_dims
+
+
+def _in_front(tensor: Tensor, dim: int | None) -> Tensor:
+    return tensor if dim is None else tensor.movedim(dim, 0)
+
+
+def _batched_einsum(equation: str, tensors: list[Tensor], is_batched: list[bool]) -> Tensor:
+    """An einsum of which some operands have a further axis Y in front, and then the result too."""
+    inputs, output = equation.split("->")
+    words = [
+        f"Y{word}" if flag else word
+        for word, flag in zip(inputs.split(","), is_batched, strict=True)
+    ]
+    result = f"Y{output}" if any(is_batched) else output
+    return torch.einsum(f"{','.join(words)}->{result}", *tensors)
+
+
+@register_flop_formula(torch.ops.einlinear.strided)
+def _(
+    x: Sequence[int], _: object, structure: str, d_in: int, d_out: int, *__: Any, **___: Any
+) -> int:
+    return 2 * x[0] * _plan(structure, d_in, d_out).macs
+
+
+@register_flop_formula(torch.ops.einlinear.strided_backward)
+def _(
+    x: Sequence[int],
+    _: object,
+    saved: Sequence[int],
+    __: object,
+    structure: str,
+    d_in: int,
+    d_out: int,
+    **___: Any,
+) -> int:
+    plan = _plan(structure, d_in, d_out)
+    again = 0 if saved[0] else plan.macs - plan.steps[-1].macs
+    return 2 * x[0] * (2 * plan.macs + again)

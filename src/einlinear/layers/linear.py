@@ -1,0 +1,132 @@
+"""EinsumLinear: a plan with weights, in the place of nn.Linear."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from einlinear.errors import EinlinearError
+from einlinear.layers.execute import choose_variant, dense_weight, multiply
+from einlinear.layers.scaling import Scaling, factor_scaling
+from einlinear.structures.plan import make_plan
+from einlinear.structures.structure import Structure
+from einlinear.structures.text import parse
+
+
+class EinsumLinear(nn.Module):
+    """A linear layer of any structure: drop-in for nn.Linear.
+
+    The factors are parameters named A, B, C, ... with the axes of `plan.factor_edges`. With weight
+    normalisation (on unless turned off) a factor M is used as M / max(1, rms(M) / std), std being
+    its deviation at the start: it may shrink but not grow, which keeps training stable. Ref: [P24
+    §4, Q24].
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether a bias is added.
+        structure: a Structure, or its text such as "btt(rank=2)".
+        weight_norm: whether factors are normalised.
+        device: where the parameters are.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        structure: Structure | str,
+        weight_norm: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        structure = parse(structure) if isinstance(structure, str) else structure
+        self.plan = make_plan(structure, in_features, out_features)
+        self.in_features = self.plan.d_in
+        self.out_features = self.plan.d_out
+        self.weight_norm = weight_norm
+        scaling = factor_scaling(self.plan)
+        self._stds = [scaling[step.factor].init_std for step in self.plan.steps]
+        for name, shape in self.plan.factor_shapes.items():
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            )
+        empty = torch.empty(self.out_features, device=device, dtype=dtype)
+        self.bias = nn.Parameter(empty) if bias else None
+        self.reset_parameters()
+
+    @property
+    def structure(self) -> Structure:
+        """The structure of the layer."""
+        return self.plan.structure
+
+    def param_scaling(self) -> dict[str, Scaling]:
+        """What initialisation and learning rates need to know of each parameter, by its name."""
+        scaling = factor_scaling(self.plan)
+        if self.bias is not None:
+            scaling["bias"] = Scaling(fan_in=1, fan_out=self.out_features, init_std=0.0)
+        return scaling
+
+    def reset_parameters(self) -> None:
+        """Draw the factors anew, with the deviation of their fan-in and fan-out; bias 0."""
+        for name, scaling in self.param_scaling().items():
+            nn.init.normal_(getattr(self, name), std=scaling.init_std)
+
+    def factors(self) -> list[Tensor]:
+        """The factors as they are multiplied, normalised, in the order of the plan's steps."""
+        weights = [getattr(self, step.factor) for step in self.plan.steps]
+        if not self.weight_norm:
+            return weights
+        return [_normalised(w, std) for w, std in zip(weights, self._stds, strict=True)]
+
+    def to_dense(self) -> Tensor:
+        """The effective weight, (out_features, in_features), laid out as nn.Linear.weight."""
+        weight = dense_weight(self.plan, self.factors())
+        return weight[: self.out_features, : self.in_features]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer applied to the last axis of x."""
+        self._check(x)
+        factors: list[Tensor] = self.factors()
+        bias: Tensor | None = self.bias
+        device = x.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            x, factors = x.to(dtype), [factor.to(dtype) for factor in factors]
+            bias = bias if bias is None else bias.to(dtype)
+        plan = self.plan
+        x_td = x.reshape(-1, self.in_features)
+        if plan.d_in_padded > plan.d_in:
+            x_td = nn.functional.pad(x_td, (0, plan.d_in_padded - plan.d_in))
+        tokens = x_td.shape[0]
+        variant = choose_variant(plan, tokens if isinstance(tokens, int) else 2048, device)
+        y_te = multiply(plan, x_td, factors, variant)[:, : plan.d_out]
+        y = y_te.reshape(*x.shape[:-1], self.out_features)
+        return y if bias is None else y + bias
+
+    def _check(self, x: Tensor) -> None:
+        if not x.is_floating_point() or x.shape[-1:] != (self.in_features,):
+            raise EinlinearError(
+                what=f"the input has shape {tuple(x.shape)} and dtype {x.dtype}",
+                rule=f"the layer takes floats, with a last axis of {self.in_features}",
+                fix=f"reshape or project the input to (..., {self.in_features}); "
+                "convert integers with .to(layer.A.dtype)",
+            )
+
+    def extra_repr(self) -> str:
+        """What print(layer) shows."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, structure={str(self.structure)!r}"
+            + ("" if self.weight_norm else ", weight_norm=False")
+        )
+
+
+def _normalised(weight: Tensor, std: float) -> Tensor:
+    """M / max(1, rms(M) / std); the mean square is clamped before the root, so 0 gives no NaN."""
+    square = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
+    excess = (square.square().mean() / std**2).clamp(min=1.0)
+    return weight * excess.rsqrt().to(weight.dtype)

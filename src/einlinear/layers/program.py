@@ -1,0 +1,208 @@
+"""Plan -> program: the matrix multiplies of a layer in place, as buffers, loops and strides.
+
+Every product of a structured layer, forward, input gradient and weight gradient, is
+
+    C[loops, m, n] (+)= sum over k of  A[loops, m, k] * B[loops, k, n]
+
+on buffers that are never rearranged: a permutation of edges is only another stride. The input and
+the output have tokens outermost (rows of the layer's width), intermediates have tokens innermost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import TypeVar
+
+from einlinear.structures.plan import Plan, Step
+
+TOKENS = "t"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor of a program: its edges outermost first, and where its tokens are.
+
+    tokens: "outer" for rows of a width, "inner" for the innermost axis, "none" for weights.
+    """
+
+    name: str
+    edges: tuple[str, ...]
+    sizes: tuple[int, ...]
+    tokens: str
+
+    @property
+    def width(self) -> int:
+        """How many numbers it holds for one token, or in all for weights."""
+        return prod(self.sizes)
+
+    def stride(self, edge: str, num_tokens: int, row: int) -> int:
+        """How far apart neighbours along an edge are; 0 along one that the buffer does not have.
+
+        `row` is the distance of the rows if tokens are outermost.
+        """
+        if edge == TOKENS:
+            return {"outer": row, "inner": 1, "none": 0}[self.tokens]
+        if edge not in self.edges:
+            return 0
+        inside = prod(self.sizes[self.edges.index(edge) + 1 :])
+        return inside * num_tokens if self.tokens == "inner" else inside
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One family of matrix multiplies: out (+)= left @ right for every index of the loops.
+
+    Each of m, n, k and every loop is a group of edges with a single stride in each buffer that has
+    it, that of its innermost edge. Loops over edges that `out` does not have add up.
+    """
+
+    out: Buffer
+    left: Buffer
+    right: Buffer
+    m: tuple[str, ...]
+    n: tuple[str, ...]
+    k: tuple[str, ...]
+    loops: tuple[tuple[str, ...], ...]
+
+    @property
+    def weights(self) -> Buffer:
+        """The operand that is a factor, in a product that has one."""
+        return self.left if self.left.tokens == "none" else self.right
+
+    def operands(self, weights: T, tensor: T) -> tuple[T, T]:
+        """The left and the right operand, given which is which."""
+        return (weights, tensor) if self.left.tokens == "none" else (tensor, weights)
+
+    def __str__(self) -> str:
+        loops = "".join(f"for {'.'.join(loop)}: " for loop in self.loops)
+        m, n, k = (".".join(group) or "1" for group in (self.m, self.n, self.k))
+        return (
+            f"{loops}{self.out.name}[{m}, {n}] += {self.left.name}[{m}, {k}] "
+            f"@ {self.right.name}[{k}, {n}]"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All products of a layer, one per step: forward, input gradients, weight gradients.
+
+    The gradient of an intermediate has a layout of its own, in which the edges that the backward
+    pass makes are innermost. A factor therefore comes in up to three orders of its axes: as the
+    forward pass reads it, as the backward pass reads it, and as its gradient is written.
+    """
+
+    plan: Plan
+    forward: tuple[Product, ...]
+    input_gradients: tuple[Product, ...]
+    weight_gradients: tuple[Product, ...]
+
+    def __str__(self) -> str:
+        parts = {
+            "forward": self.forward,
+            "input gradients": self.input_gradients,
+            "weight gradients": self.weight_gradients,
+        }
+        return "\n".join(
+            f"{title}\n" + "\n".join(f"  {product}" for product in products)
+            for title, products in parts.items()
+        )
+
+
+@lru_cache(maxsize=4096)
+def make_program(plan: Plan) -> Program:
+    """The program of a plan."""
+    sizes = plan.sizes
+    last = len(plan.steps)
+    t = (TOKENS,)
+
+    def tensor(i: int, name: str, edges: tuple[str, ...]) -> Buffer:
+        tokens = "outer" if i in (0, last) else "inner"
+        return Buffer(name, edges, tuple(sizes[edge] for edge in edges), tokens)
+
+    names = ["x", *(f"z{i}" for i in range(1, last)), "y"]
+    values = [tensor(i, names[i], edges) for i, edges in enumerate(plan.layouts)]
+    gradients = [tensor(i, f"g{names[i]}", _turned(plan, i)) for i in range(last + 1)]
+
+    forward, input_gradients, weight_gradients = [], [], []
+    for i, step in enumerate(plan.steps):
+
+        def factor(
+            name: str, k: Buffer, n: Buffer, step: Step = step
+        ) -> tuple[Buffer, tuple[str, ...], tuple[str, ...]]:
+            """The factor with contracted edges ordered as in one tensor, new ones as in another."""
+            contracted = tuple(edge for edge in k.edges if edge in step.contracted)
+            new = tuple(edge for edge in n.edges if edge in step.new)
+            edges = (*step.batch, *contracted, *new)
+            shape = tuple(sizes[edge] for edge in edges)
+            return Buffer(name, edges, shape, "none"), contracted, new
+
+        before, after = values[i], values[i + 1]
+        weights, k, n = factor(step.factor, before, after)
+        if after.tokens == "outer":
+            forward.append(_product(after, before, weights, m=t, n=n, k=k))
+        else:
+            forward.append(_product(after, weights, before, m=n, n=t, k=k))
+
+        source, target = gradients[i + 1], gradients[i]
+        weights, k, n = factor(step.factor, target, source)
+        if target.tokens == "outer":
+            input_gradients.append(_product(target, source, weights, m=t, n=k, k=n))
+        else:
+            input_gradients.append(_product(target, weights, source, m=k, n=t, k=n))
+
+        weights, k, n = factor(f"g{step.factor}", before, source)
+        weight_gradients.append(_product(weights, before, source, m=k, n=n, k=t))
+    return Program(plan, tuple(forward), tuple(input_gradients), tuple(weight_gradients))
+
+
+def _turned(plan: Plan, i: int) -> tuple[str, ...]:
+    """The axes of the gradient of what is left after i steps: what step i + 1 contracts innermost.
+
+    Groups as in Plan.layouts, read from Y's side: carried, made by step i only, made and
+    contracted, contracted by step i + 1 only.
+    """
+    edges = plan.layouts[i]
+    if i in (0, len(plan.steps)):
+        return edges
+    made, contracted = plan.steps[i - 1].new, plan.steps[i].contracted
+    place = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True): 3}
+    return tuple(sorted(edges, key=lambda edge: place[edge in made, edge in contracted]))
+
+
+def _product(
+    out: Buffer,
+    left: Buffer,
+    right: Buffer,
+    *,
+    m: tuple[str, ...],
+    n: tuple[str, ...],
+    k: tuple[str, ...],
+) -> Product:
+    inner = {*m, *n, *k}
+    edges = dict.fromkeys((*out.edges, *left.edges, *right.edges))
+    loops = [edge for edge in edges if edge not in inner]
+    return Product(out, left, right, m, n, k, _fuse(loops, (out, left, right)))
+
+
+def _fuse(edges: list[str], buffers: tuple[Buffer, ...]) -> tuple[tuple[str, ...], ...]:
+    """The loops, with neighbours made one where they follow each other in every buffer."""
+    groups: list[tuple[str, ...]] = []
+    for edge in edges:
+        if groups and all(_follows(groups[-1][-1], edge, buffer) for buffer in buffers):
+            groups[-1] = (*groups[-1], edge)
+        else:
+            groups.append((edge,))
+    return tuple(groups)
+
+
+def _follows(first: str, second: str, buffer: Buffer) -> bool:
+    """Whether both are absent from the buffer, or the second stands just inside the first."""
+    if (first in buffer.edges) != (second in buffer.edges):
+        return False
+    return first not in buffer.edges or second == "".join(
+        buffer.edges[buffer.edges.index(first) + 1 :][:1]
+    )

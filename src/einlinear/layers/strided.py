@@ -1,0 +1,155 @@
+"""The portable fast path: a program run by torch's batched matrix multiply, in place.
+
+Every operand and result is a view with the strides of the program: no activation is copied or
+transposed. Tokens go through in blocks, so that intermediates stay in cache. Intermediates are
+saved for the backward pass, or made again there where they are large: fresh memory costs more than
+the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product as indices
+from math import prod
+
+import torch
+from torch import Tensor
+
+from einlinear.layers.program import TOKENS, Product, Program, make_program
+from einlinear.structures.plan import Plan
+
+_BLOCK = 1100  # tokens at a time; measured, see docs/performance.md
+
+_Loop = tuple[int, int, int, int]  # size, and strides in out, left and right
+
+
+def blocks(num_tokens: int) -> list[tuple[int, int]]:
+    """Start and length of blocks of about equal length.
+
+    Lengths are odd where possible: the edges of an intermediate lie multiples of the length apart,
+    and distances that are powers of two fall into one cache set.
+    """
+    count = max(1, -(-num_tokens // _BLOCK))
+    length = max(1, -(-num_tokens // count))
+    length += (length % 2 == 0) and count > 1
+    return [(start, min(length, num_tokens - start)) for start in range(0, num_tokens, length)]
+
+
+def forward(plan: Plan, x: Tensor, factors: list[Tensor], *, save: bool) -> tuple[Tensor, Tensor]:
+    """The output for rows of (padded) input, and the intermediates of all blocks if asked for."""
+    program = make_program(plan)
+    y = x.new_empty(x.shape[0], plan.d_out_padded)
+    saved = x.new_empty(x.shape[0] * plan.inner_width if save else 0)
+    for start, length in blocks(x.shape[0]):
+        rows = slice(start, start + length)
+        inner = _intermediates(program, saved, x, start, length)
+        _run_forward(program, factors, [x[rows], *inner, y[rows]], length)
+    return y, saved
+
+
+def backward(
+    plan: Plan, x: Tensor, factors: list[Tensor], saved: Tensor, grad_y: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The gradients of the input and of the factors."""
+    program = make_program(plan)
+    axes = [step.edges for step in plan.steps]
+    weights = [
+        _reordered(factor, edges, step.weights.edges)
+        for factor, edges, step in zip(factors, axes, program.input_gradients, strict=True)
+    ]
+    grads = [x.new_zeros(step.out.sizes) for step in program.weight_gradients]
+    grad_x = x.new_empty(x.shape[0], plan.d_in_padded)
+    for start, length in blocks(x.shape[0]):
+        rows = slice(start, start + length)
+        tensors = [x[rows], *_intermediates(program, saved, x, start, length)]
+        if not saved.numel():
+            _run_forward(program, factors, tensors, length)
+        source = grad_y[rows]
+        for i in reversed(range(len(factors))):
+            _run(program.weight_gradients[i], grads[i], tensors[i], source, length, add=True)
+            step = program.input_gradients[i]
+            target = grad_x[rows] if i == 0 else x.new_empty(step.out.width * length)
+            _run(step, target, *step.operands(weights[i], source), length)
+            source = target
+    return grad_x, [
+        _reordered(grad, step.out.edges, edges)
+        for grad, step, edges in zip(grads, program.weight_gradients, axes, strict=True)
+    ]
+
+
+def _intermediates(
+    program: Program, saved: Tensor, x: Tensor, start: int, length: int
+) -> Iterator[Tensor]:
+    """Room for the intermediates of a block: its part of what is saved, or fresh."""
+    place = start * program.plan.inner_width
+    for step in program.forward[:-1]:
+        size = step.out.width * length
+        yield saved[place : place + size] if saved.numel() else x.new_empty(size)
+        place += size
+
+
+def _run_forward(
+    program: Program, factors: list[Tensor], tensors: list[Tensor], length: int
+) -> None:
+    """Fill in what follows the first tensor, as far as there are tensors."""
+    for step, weight, before, after in zip(
+        program.forward, factors, tensors, tensors[1:], strict=False
+    ):
+        _run(step, after, *step.operands(weight, before), length)
+
+
+def _reordered(weight: Tensor, edges: tuple[str, ...], wanted: tuple[str, ...]) -> Tensor:
+    """A factor with its axes in another order; itself where the order is the same."""
+    if edges == wanted:
+        return weight
+    return weight.permute([edges.index(edge) for edge in wanted]).contiguous()
+
+
+@lru_cache(maxsize=65536)
+def _strides(
+    step: Product, num_tokens: int, rows: tuple[int, int, int]
+) -> tuple[tuple[_Loop, ...], tuple[int, int, int], tuple[tuple[int, int], ...]]:
+    """The loops, largest first; the sizes m, n, k; the strides of out, left and right."""
+    buffers = (step.out, step.left, step.right)
+    sizes = {TOKENS: num_tokens}
+    for buffer in buffers:
+        sizes |= dict(zip(buffer.edges, buffer.sizes, strict=True))
+
+    def stride(group: tuple[str, ...], which: int) -> int:
+        return buffers[which].stride(group[-1], num_tokens, rows[which]) if group else 1
+
+    def size(group: tuple[str, ...]) -> int:
+        return prod(sizes[edge] for edge in group)
+
+    loops = [(size(g), stride(g, 0), stride(g, 1), stride(g, 2)) for g in step.loops]
+    loops.sort(reverse=True)
+    matrices = ((step.m, step.n), (step.m, step.k), (step.k, step.n))
+    strides = tuple((stride(a, i), stride(b, i)) for i, (a, b) in enumerate(matrices))
+    return tuple(loops), (size(step.m), size(step.n), size(step.k)), strides
+
+
+def _run(
+    step: Product, out: Tensor, left: Tensor, right: Tensor, num_tokens: int, *, add: bool = False
+) -> None:
+    """Do one product on views: a batched multiply along the largest loop, for all of the others."""
+    rows = tuple(t.stride(0) if t.dim() == 2 else 0 for t in (out, left, right))
+    loops, (m, n, k), (at_out, at_left, at_right) = _strides(step, num_tokens, rows)
+    (count, *along), *others = loops or ((1, 0, 0, 0),)
+    starts = [t.storage_offset() for t in (out, left, right)]
+    adds_up = add or any(loop[1] == 0 for loop in others)
+    for index in indices(*(range(loop[0]) for loop in others)):
+        at = [
+            start + sum(i * loop[1 + which] for i, loop in zip(index, others, strict=True))
+            for which, start in enumerate(starts)
+        ]
+        a = left.as_strided((count, m, k), (along[1], *at_left), at[1])
+        b = right.as_strided((count, k, n), (along[2], *at_right), at[2])
+        if count > 1 and not along[0]:  # the loop adds up in the result
+            out.as_strided((m, n), at_out, at[0]).add_(torch.bmm(a, b).sum(0))
+            continue
+        c = out.as_strided((count, m, n), (along[0], *at_out), at[0])
+        if adds_up:
+            c.baddbmm_(a, b)
+        else:
+            torch.bmm(a, b, out=c)

@@ -1,0 +1,231 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+import einlinear as el
+from cases import STRUCTURES, WIDTHS, structures
+from einlinear import EinlinearError, make_plan
+from einlinear.layers import execute, strided
+from einlinear.layers.execute import (
+    VARIANTS,
+    choose_variant,
+    dense_weight,
+    multiply,
+    strided_backward_op,
+    strided_op,
+)
+
+TOL = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def inputs(plan, num_tokens, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [plan.factor_shapes[step.factor] for step in plan.steps]
+    tensors = [
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in [(num_tokens, plan.d_in_padded), *shapes]
+    ]
+    return [tensor.to(dtype).requires_grad_() for tensor in tensors]
+
+
+def oracle(plan, x, factors):
+    """The dense matrix by one einsum in numpy, and its product with the input."""
+    by_name = dict(zip((step.factor for step in plan.steps), factors, strict=True))
+    arrays = [by_name[name].detach().double().numpy() for name in plan.factor_shapes]
+    eye = np.eye(plan.d_in_padded).reshape(-1, *(plan.sizes[e] for e in plan.x_edges))
+    rows = np.einsum(plan.equation, eye, *arrays, optimize=True).reshape(plan.d_in_padded, -1)
+    return x.detach().double().numpy() @ rows, rows.T
+
+
+def gradients(y, tensors):
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)
+    return torch.autograd.grad(y, tensors, weights)
+
+
+def assert_near(got, wanted, tolerance):
+    got, wanted = got.detach(), wanted.detach()
+    scale = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
+    torch.testing.assert_close(got, wanted, atol=tolerance * scale, rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=100)
+@given(
+    s=structures(),
+    d_in=st.integers(1, 40),
+    d_out=st.integers(1, 40),
+    num_tokens=st.integers(0, 9),
+    seed=st.integers(0, 99),
+)
+def test_every_variant_is_the_oracle_with_all_gradients(variant, s, d_in, d_out, num_tokens, seed):
+    plan = make_plan(s, d_in, d_out)
+    x, *factors = inputs(plan, num_tokens, seed=seed)
+    y = multiply(plan, x, factors, variant)
+    expected, weight = oracle(plan, x, factors)
+    assert_near(y, torch.from_numpy(expected), 1e-10)
+    assert_near(dense_weight(plan, factors), torch.from_numpy(weight), 1e-10)
+    reference = gradients(multiply(plan, x, factors, "einsum"), [x, *factors])
+    for got, wanted in zip(gradients(y, [x, *factors]), reference, strict=True):
+        assert_near(got, wanted, 1e-10)
+
+
+def test_the_oracle_sees_a_changed_factor():
+    plan = make_plan(el.btt(rank=2), 16, 16)
+    x, *factors = inputs(plan, 4)
+    expected, _ = oracle(plan, x, factors)
+    with torch.no_grad():
+        factors[1].flatten()[3] += 1e-3
+    with pytest.raises(AssertionError):
+        assert_near(multiply(plan, x, factors, "strided"), torch.from_numpy(expected), 1e-10)
+
+
+@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_gradcheck(name, save, monkeypatch):
+    monkeypatch.setattr(execute, "_SAVE_BYTES", 10**9 if save else 0)
+    plan = make_plan(STRUCTURES[name], 12, 8)
+    tensors = inputs(plan, 3)
+
+    def layer(x, *factors):
+        return multiply(plan, x, factors, "strided")
+
+    assert gradcheck(layer, tensors)
+    if plan.params < 200:
+        assert gradgradcheck(layer, tensors)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 64, 301])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_blocks_do_not_show(name, num_tokens, monkeypatch):
+    monkeypatch.setattr(strided, "_BLOCK", 50)
+    plan = make_plan(STRUCTURES[name], 64, 48)
+    x, *factors = inputs(plan, num_tokens)
+    y = multiply(plan, x, factors, "strided")
+    reference = multiply(plan, x, factors, "einsum")
+    assert_near(y, reference, 1e-10)
+    wanted = gradients(reference, [x, *factors])
+    for got, want in zip(gradients(y, [x, *factors]), wanted, strict=True):
+        assert_near(got, want, 1e-10)
+
+
+@given(st.integers(0, 5000))
+def test_blocks_cover_all_tokens_once(num_tokens):
+    covered = [
+        i for start, length in strided.blocks(num_tokens) for i in range(start, start + length)
+    ]
+    assert covered == list(range(num_tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_precisions(variant, dtype):
+    plan = make_plan(el.btt(rank=2), 64, 64)
+    x, *factors = inputs(plan, 33, dtype)
+    factors = [f / step.fan_in**0.5 for f, step in zip(factors, plan.steps, strict=True)]
+    y = multiply(plan, x, factors, variant)
+    assert y.dtype == dtype
+    assert_near(y.double(), torch.from_numpy(oracle(plan, x, factors)[0]), TOL[dtype])
+
+
+def test_rows_far_apart_need_no_copy():
+    plan = make_plan(el.btt(rank=2), 64, 64)
+    x, *factors = inputs(plan, 10)
+    wide = torch.zeros(10, 200, dtype=x.dtype)
+    wide[:, 50:114] = x.detach()
+    view = wide[:, 50:114]
+    assert_near(
+        multiply(plan, view, factors, "strided"), multiply(plan, x, factors, "einsum"), 1e-10
+    )
+    turned = x.detach().t().contiguous().t()
+    assert_near(
+        multiply(plan, turned, factors, "strided"), multiply(plan, x, factors, "einsum"), 1e-10
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["monarch", "btt(rank=2)", "kronecker", "generic", "btt(num_factors=3)"]
+)
+def test_the_fast_path_copies_nothing(name):
+    plan = make_plan(STRUCTURES[name], 256, 256)
+    x, *factors = inputs(plan, 512, torch.float32)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
+        y = multiply(plan, x, factors, "strided")
+        torch.autograd.grad(y, [x, *factors], torch.ones_like(y))
+    copied = [
+        max((int(np.prod(shape)) for shape in event.input_shapes if shape), default=0)
+        for event in record.events()
+        if event.name in ("aten::copy_", "aten::clone", "aten::contiguous", "aten::_to_copy")
+    ]
+    # Weights may be put into another order; anything of the size of the activations may not.
+    assert max(copied, default=0) <= plan.params
+
+
+def test_the_profiler_would_see_a_copy():
+    plan = make_plan(el.btt(rank=2), 256, 256)
+    x, *factors = inputs(plan, 512, torch.float32)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
+        multiply(plan, x, factors, "einsum")
+    copies = [event for event in record.events() if event.name == "aten::copy_"]
+    assert max(int(np.prod(event.input_shapes[0])) for event in copies) > plan.params
+
+
+@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_torch_counts_the_flops_of_the_plan(name, save, monkeypatch):
+    monkeypatch.setattr(execute, "_SAVE_BYTES", 10**9 if save else 0)
+    plan = make_plan(STRUCTURES[name], 64, 64)
+    x, *factors = inputs(plan, 10)
+    with FlopCounterMode(display=False) as counter:
+        y = multiply(plan, x, factors, "strided")
+    assert counter.get_total_flops() == 2 * 10 * plan.macs
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(y, [x, *factors], torch.ones_like(y))
+    again = 0 if save and len(plan.steps) > 1 else plan.macs - plan.steps[-1].macs
+    assert counter.get_total_flops() == 2 * 10 * (2 * plan.macs + again)
+
+
+def test_einsum_counts_the_same():
+    for s in STRUCTURES.values():
+        plan = make_plan(s, 64, 64)
+        x, *factors = inputs(plan, 10)
+        with FlopCounterMode(display=False) as counter:
+            multiply(plan, x, factors, "einsum")
+        # Steps without a sum are elementwise products, which torch does not count.
+        counted = sum(step.macs for step in plan.steps if step.fan_in > 1)
+        assert counter.get_total_flops() in (2 * 10 * plan.macs, 2 * 10 * counted)
+
+
+@pytest.mark.parametrize(("name", "widths"), [(n, w) for n in STRUCTURES for w in WIDTHS])
+def test_a_variant_is_chosen_for_everything(name, widths):
+    plan = make_plan(STRUCTURES[name], *widths)
+    for num_tokens in (0, 1, 8, 2048):
+        assert choose_variant(plan, num_tokens, "cpu") in VARIANTS
+
+
+def test_what_is_chosen():
+    monarch = make_plan(el.monarch(), 1024, 1024)
+    assert choose_variant(monarch, 2048, "cpu") == "strided"
+    assert choose_variant(monarch, 1, "cpu") == "einsum"
+    assert choose_variant(make_plan(el.low_rank(), 1024, 1024), 2048, "cpu") == "einsum"
+    assert choose_variant(make_plan(el.btt(rank=8), 64, 64), 8192, "cpu") == "dense"
+
+
+def test_an_unknown_variant():
+    plan = make_plan(el.btt(), 16, 16)
+    with pytest.raises(EinlinearError, match="einsum, strided, dense"):
+        multiply(plan, *[inputs(plan, 2)[0], inputs(plan, 2)[1:]], "magic")
+
+
+def test_the_operator_passes_torchs_own_checks():
+    plan = make_plan(el.btt(rank=2), 16, 16)
+    x, *factors = (tensor.detach() for tensor in inputs(plan, 5))
+    where = (plan.text, 16, 16)
+    for save in (True, False):
+        torch.library.opcheck(strided_op, (x, factors, *where, save))
+        y, saved = strided_op(x, factors, *where, save)
+        torch.library.opcheck(strided_backward_op, (x, factors, saved, y, *where))

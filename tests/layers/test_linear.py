@@ -1,0 +1,168 @@
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import einlinear as el
+from cases import STRUCTURES, WIDTHS
+from einlinear import EinlinearError, EinsumLinear
+from einlinear.layers.scaling import init_std
+
+ALL = [(name, *widths) for name in STRUCTURES for widths in WIDTHS]
+
+
+def make(name="btt(rank=2)", d_in=64, d_out=48, **options):
+    torch.manual_seed(0)
+    options = {"dtype": torch.float64, "structure": STRUCTURES[name]} | options
+    return EinsumLinear(d_in, d_out, **options)
+
+
+@pytest.mark.parametrize(("name", "d_in", "d_out"), ALL)
+def test_the_layer_is_its_dense_matrix(name, d_in, d_out):
+    layer = make(name, d_in, d_out)
+    nn.init.normal_(layer.bias)
+    weight = layer.to_dense()
+    assert weight.shape == (d_out, d_in)
+    x = torch.randn(3, 5, d_in, dtype=torch.float64)
+    expected = nn.functional.linear(x, weight, layer.bias)
+    torch.testing.assert_close(layer(x), expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 0, 3), (4, 1, 2), (300,)])
+def test_any_leading_shape(shape):
+    layer = make()
+    x = torch.randn(*shape, 64, dtype=torch.float64, requires_grad=True)
+    y = layer(x)
+    assert y.shape == (*shape, 48)
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_drop_in_for_linear():
+    model = nn.Sequential(make(d_in=64, d_out=64), nn.GELU(), make(d_in=64, d_out=8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x = torch.randn(512, 64, dtype=torch.float64)
+    target = torch.randn(512, 8, dtype=torch.float64)
+    losses = []
+    for _ in range(30):
+        loss = (model(x) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_copies_and_files():
+    layer = make()
+    x = torch.randn(7, 64, dtype=torch.float64)
+    saved = io.BytesIO()
+    torch.save(layer.state_dict(), saved)
+    saved.seek(0)
+    other = EinsumLinear(64, 48, structure="btt(rank=2)", dtype=torch.float64)
+    other.load_state_dict(torch.load(saved))
+    for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), other):
+        assert torch.equal(again(x), layer(x))
+    assert sorted(layer.state_dict()) == ["A", "B", "bias"]
+    assert sorted(make("btt(num_factors=3)", bias=False).state_dict()) == ["A", "B", "C"]
+
+
+def test_meta_device():
+    layer = EinsumLinear(1024, 4096, structure=el.btt(rank=4), device="meta")
+    assert layer.A.is_meta
+    assert layer(torch.empty(3, 1024, device="meta")).shape == (3, 4096)
+    layer = layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    assert layer(torch.randn(3, 1024)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_initial_weights_have_the_planned_deviation(name):
+    layer = make(name, 256, 256)
+    for step in layer.plan.steps:
+        weight = layer.get_parameter(step.factor)
+        std = init_std(step.fan_in, step.fan_out)
+        # The deviation of n normal numbers is off by 1 / sqrt(2 n) at one sigma; five are allowed.
+        assert abs(weight.std().item() / std - 1) < 5 / math.sqrt(2 * weight.numel()) + 1e-12
+    assert layer.bias.abs().max() == 0
+
+
+def test_scaling_is_declared():
+    scaling = make().param_scaling()
+    assert sorted(scaling) == ["A", "B", "bias"]
+    assert scaling["A"].num_factors == 2
+    assert scaling["A"].fan_in == make().plan.fan_in["A"]
+
+
+def test_weight_norm_lets_weights_shrink_but_not_grow():
+    layer, free = make(), make(weight_norm=False)
+    with torch.no_grad():
+        for step in layer.plan.steps:
+            layer.get_parameter(step.factor).mul_(100)
+    std = layer.param_scaling()["A"].init_std
+    assert layer.factors()[0].square().mean().sqrt().item() == pytest.approx(std)
+    with torch.no_grad():
+        layer.A.mul_(1e-6)
+    assert torch.equal(layer.factors()[0], layer.A)
+    assert free.factors()[0] is free.A
+    assert "weight_norm=False" in repr(free)
+
+
+def test_weight_norm_of_a_zero_factor():
+    layer = make()
+    nn.init.zeros_(layer.B)
+    x = torch.randn(4, 64, dtype=torch.float64)
+    layer(x).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    assert torch.equal(layer(x), torch.zeros(4, 48, dtype=torch.float64))
+
+
+def test_the_gradient_flows_through_the_norm():
+    layer = make()
+    with torch.no_grad():
+        layer.A.mul_(3)
+    x = torch.randn(2, 64, dtype=torch.float64)
+    parameters = {name: p.detach().requires_grad_() for name, p in layer.named_parameters()}
+
+    def loss(a):
+        return torch.func.functional_call(layer, parameters | {"A": a}, x).square().sum()
+
+    assert torch.autograd.gradcheck(loss, parameters["A"])
+
+
+def test_repr_shows_the_structure():
+    assert repr(make("monarch", bias=False)) == (
+        "EinsumLinear(in_features=64, out_features=48, bias=False, "
+        "structure='XA^1/2 XAB^1/2 YB^1/2 YAB^1/2')"
+    )
+    assert make().structure == el.btt(rank=2)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.randn(3, 63), torch.ones(3, 64, dtype=torch.long), torch.ones(())]
+)
+def test_bad_input(x):
+    with pytest.raises(EinlinearError, match="last axis of 64"):
+        make()(x)
+
+
+def test_bad_arguments():
+    with pytest.raises(EinlinearError, match="not a multiple"):
+        EinsumLinear(64, 64, structure="XA^1 XAB:7 YB^1")
+    with pytest.raises(EinlinearError, match="whole number"):
+        EinsumLinear(0, 64, structure="btt")
+    with pytest.raises(EinlinearError, match="a structure is given as 7"):
+        EinsumLinear(64, 64, structure=7)
+
+
+def test_nothing_in_forward_waits_for_a_value():
+    layer = make(dtype=torch.float32)
+    x = torch.randn(300, 64)
+    with torch.profiler.profile() as record:
+        layer(x)
+    assert not [event.name for event in record.events() if event.name == "aten::item"]
