@@ -18,8 +18,9 @@ test: $(READY)  ## format, lint, types, tests
 test-all: SELECT =
 test-all: test  ## the same with the slow tests
 
-bench: $(READY)  ## how long plans, imports and the command line take
+bench: $(READY)  ## layers against nn.Linear; how long plans, imports and the command line take
 	$(BIN)/python tests/bench_structures.py
+	$(BIN)/einlinear bench --out demo --widths 512 1024 --repeats 7
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

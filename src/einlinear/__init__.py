@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from einlinear.errors import EinlinearError as EinlinearError
     from einlinear.layers.linear import EinsumLinear as EinsumLinear
+    from einlinear.layers.tune import tune as tune
     from einlinear.structures.diagram import draw_structure as draw_structure
     from einlinear.structures.named import btt as btt
     from einlinear.structures.named import dense as dense
@@ -46,6 +47,7 @@ _HOMES = {
     "grid_structures": "structures.sampling",
     "draw_structure": "structures.diagram",
     "EinsumLinear": "layers.linear",
+    "tune": "layers.tune",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import warnings
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from einlinear import __version__
 from einlinear.errors import EinlinearError
@@ -30,6 +31,9 @@ except ImportError:  # pragma: no cover - checked by hand in an environment with
         file=sys.stderr,
     )
     raise SystemExit(2) from None
+
+if TYPE_CHECKING:
+    from einlinear.bench import BenchRow
 
 app = tyro.extras.SubcommandApp()
 
@@ -80,6 +84,70 @@ def atlas(
     with _console().status("drawing structures"):
         page = draw_atlas(atlas_rows(samples, seed), width)
     _write(out / "atlas.html", page)
+
+
+@app.command
+def bench(
+    *,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    structures: tuple[str, ...] = (),
+    widths: tuple[int, ...] = (1024,),
+    tokens: tuple[int, ...] = (2048,),
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32",
+    repeats: int = 9,
+) -> None:
+    """Time layers against nn.Linear of the same width, in turns: a table, a page and JSON.
+
+    Args:
+        out: folder for bench.json and bench.html.
+        structures: which; five well-known ones unless given.
+        widths: of input and output.
+        tokens: how many rows at once.
+        dtype: of weights and inputs.
+        repeats: how many rounds.
+    """
+    import torch  # torch and the layers take a while to load
+
+    from einlinear import bench as benchmark
+
+    console = _console()
+    rows = []
+    with console.status("") as status:
+        for structure in structures or benchmark.STRUCTURES:
+            for width in widths:
+                for count in tokens:
+                    status.update(f"{structure} at width {width}, {count} tokens")
+                    kind = getattr(torch, dtype)
+                    rows += benchmark.bench_case(structure, width, count, kind, repeats=repeats)
+    facts = benchmark.machine_facts()
+    console.print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    console.print(_bench_table(rows))
+    _write(out / "bench.json", json.dumps(benchmark.as_json(rows), indent=1))
+    _write(out / "bench.html", benchmark.bench_page(rows))
+
+
+def _bench_table(rows: Sequence[BenchRow]) -> Table:
+    table = Table("structure", "width", "tokens", "dtype", "pass", "variant", padding=(0, 0, 0, 1))
+    for name in ("limit", "speed", "from - to", "of limit", "ms", "peak MB"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row.structure,
+            str(row.width),
+            str(row.tokens),
+            row.dtype,
+            row.mode.replace("forward", "fwd").replace("backward", "bwd"),
+            f"{row.variant} *" if row.is_chosen else row.variant,
+            f"{row.limit:.1f}",
+            f"{row.speed:.2f}",
+            f"{row.low:.2f} - {row.high:.2f}",
+            f"{row.speed / row.limit:.0%}",
+            f"{row.milliseconds:.2f}",
+            f"{row.peak_bytes / 1e6:.1f}",
+            style="bold" if row.is_chosen else None,
+            end_section=row.variant == "dense",
+        )
+    return table
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -49,6 +49,7 @@ class EinsumLinear(nn.Module):
         self.out_features = self.plan.d_out
         self.weight_norm = weight_norm
         scaling = factor_scaling(self.plan)
+        self.choices: dict[str, str] = {}
         self._stds = [scaling[step.factor].init_std for step in self.plan.steps]
         for name, shape in self.plan.factor_shapes.items():
             self.register_parameter(
@@ -101,11 +102,17 @@ class EinsumLinear(nn.Module):
         x_td = x.reshape(-1, self.in_features)
         if plan.d_in_padded > plan.d_in:
             x_td = nn.functional.pad(x_td, (0, plan.d_in_padded - plan.d_in))
-        tokens = x_td.shape[0]
-        variant = choose_variant(plan, tokens if isinstance(tokens, int) else 2048, device)
+        variant = self._variant(x_td.shape[0], device)
         y_te = multiply(plan, x_td, factors, variant)[:, : plan.d_out]
         y = y_te.reshape(*x.shape[:-1], self.out_features)
         return y if bias is None else y + bias
+
+    def _variant(self, num_tokens: int | torch.SymInt, device: str) -> str:
+        """What was tuned for such a number of tokens, or what the model of costs says."""
+        known = (
+            num_tokens if isinstance(num_tokens, int) else 2048
+        )  # a symbol: no guard on its value
+        return self.choices.get(token_class(known)) or choose_variant(self.plan, known, device)
 
     def _check(self, x: Tensor) -> None:
         if not x.is_floating_point() or x.shape[-1:] != (self.in_features,):
@@ -123,6 +130,11 @@ class EinsumLinear(nn.Module):
             f"bias={self.bias is not None}, structure={str(self.structure)!r}"
             + ("" if self.weight_norm else ", weight_norm=False")
         )
+
+
+def token_class(num_tokens: int) -> str:
+    """Token counts that are tuned together: up to a power of two."""
+    return f"up to {1 << max(0, num_tokens - 1).bit_length()}"
 
 
 def _normalised(weight: Tensor, std: float) -> Tensor:

@@ -73,14 +73,6 @@ def atlas_rows(samples: int, seed: int = 0) -> list[AtlasRow]:
 
 def draw_atlas(rows: list[AtlasRow], width: int) -> str:
     """One page that needs nothing else: the space, two views of it, the named structures."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise EinlinearError(
-            what="the atlas needs plotly, which is not installed",
-            rule="plots are an extra of the package",
-            fix='pip install "einlinear[plot]"',
-        ) from error
     figures = {
         "space": _space(rows),
         "rank-cost": _view(rows, "psi"),
@@ -98,9 +90,22 @@ def draw_atlas(rows: list[AtlasRow], width: int) -> str:
         count=len(rows) - len(named),
         cards="\n".join(_card(row, make_plan(row.structure, width, width)) for row in named),
         table="\n".join(_table_row(row, make_plan(row.structure, width, width)) for row in named),
-        plotly=get_plotlyjs(),
+        plotly=plotly_script(),
         calls=calls,
     )
+
+
+def plotly_script() -> str:
+    """The script that draws the figures of a page, to be embedded in it."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise EinlinearError(
+            what="figures need plotly, which is not installed",
+            rule="plots are an extra of the package",
+            fix='pip install "einlinear[plot]"',
+        ) from error
+    return str(get_plotlyjs())
 
 
 def _script_json(value: object) -> str:

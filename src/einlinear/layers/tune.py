@@ -1,0 +1,93 @@
+"""tune: time the variants of every layer once, and remember the fastest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+from torch import nn
+
+from einlinear.errors import EinlinearError
+from einlinear.layers.execute import VARIANTS, multiply
+from einlinear.layers.linear import EinsumLinear, token_class
+from einlinear.structures.plan import Plan
+from einlinear.structures.values import whole_number
+
+Choices = dict[str, dict[str, str]]
+"""For every layer's name: a class of token counts -> the variant to use. Plain data, fit for
+JSON."""
+
+
+def tune(
+    model: nn.Module,
+    tokens: int = 2048,
+    *,
+    repeats: int = 7,
+    choices: Mapping[str, Mapping[str, str]] | None = None,
+) -> Choices:
+    """Time forward and backward of every EinsumLinear at a number of tokens and keep the fastest.
+
+    The choice holds for token counts up to the next power of two, and goes where the layer goes
+    (copy, pickle). It is also returned: keep it beside a state_dict and give it back as `choices`,
+    which then are set without timing.
+    """
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, EinsumLinear)}
+    if not layers:
+        raise EinlinearError(
+            what=f"{type(model).__name__} has no EinsumLinear to tune",
+            rule="tune times structured layers",
+            fix="tune a model after its layers have been replaced",
+        )
+    if choices is not None:
+        for name, chosen in choices.items():
+            if name not in layers or not set(chosen.values()) <= set(VARIANTS):
+                raise EinlinearError(
+                    what=f"there is a choice {dict(chosen)} for the layer {name!r}",
+                    rule=f"choices name layers of the model, and variants {', '.join(VARIANTS)}",
+                    fix=f"the layers are {', '.join(map(repr, layers))}",
+                )
+            layers[name].choices = dict(chosen)
+        return {name: dict(layer.choices) for name, layer in layers.items()}
+    tokens = whole_number(tokens, "tokens", 1)
+    known: dict[tuple[Plan, torch.dtype, torch.device], str] = {}
+    for layer in layers.values():
+        weight = layer.factors()[0]
+        key = (layer.plan, weight.dtype, weight.device)
+        if key not in known:
+            known[key] = _fastest(layer, tokens, repeats)
+        layer.choices[token_class(tokens)] = known[key]
+    return {name: dict(layer.choices) for name, layer in layers.items()}
+
+
+def _fastest(layer: EinsumLinear, tokens: int, repeats: int) -> str:
+    plan = layer.plan
+    factors = [f.detach().requires_grad_() for f in layer.factors()]
+    x_td = factors[0].new_empty(tokens, plan.d_in_padded).normal_().requires_grad_()
+
+    def action(variant: str) -> Callable[[], object]:
+        def run() -> object:
+            y_te = multiply(plan, x_td, factors, variant)
+            return torch.autograd.grad(y_te, [x_td, *factors], torch.ones_like(y_te))
+
+        return run
+
+    times = interleaved({variant: action(variant) for variant in VARIANTS}, repeats)
+    return min(VARIANTS, key=lambda variant: median(times[variant]))
+
+
+def interleaved(
+    actions: Mapping[str, Callable[[], object]], repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of each action, taken in turns so that noise falls on all alike, after a warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for round_number in range(repeats + 1):
+        for name, action in actions.items():
+            start = time.perf_counter()
+            action()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if round_number:
+                times[name].append(time.perf_counter() - start)
+    return times

@@ -1,0 +1,73 @@
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import einlinear as el
+from einlinear import EinlinearError, EinsumLinear
+from einlinear.layers.execute import VARIANTS
+from einlinear.layers.linear import token_class
+from einlinear.layers.tune import interleaved
+
+
+def make():
+    return nn.Sequential(
+        EinsumLinear(64, 64, structure="btt(rank=2)"),
+        nn.ReLU(),
+        EinsumLinear(64, 64, structure="kronecker"),
+    )
+
+
+def test_choices_are_made_kept_and_given_back():
+    model = make()
+    choices = el.tune(model, tokens=300, repeats=2)
+    assert sorted(choices) == ["0", "2"]
+    assert all(set(chosen) == {"up to 512"} for chosen in choices.values())
+    assert all(set(chosen.values()) <= set(VARIANTS) for chosen in choices.values())
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again[0].choices == model[0].choices
+    other = make()
+    assert el.tune(other, choices=json.loads(json.dumps(choices))) == choices
+    assert other[2].choices == model[2].choices
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_choice_is_used(variant, monkeypatch):
+    layer = EinsumLinear(64, 64, structure="btt(rank=2)")
+    x = torch.randn(300, 64)
+    expected = layer(x)
+    el.tune(layer, choices={"": {"up to 512": variant}})
+    used = []
+    monkeypatch.setattr(
+        "einlinear.layers.linear.multiply",
+        lambda plan, x, factors, variant: used.append(variant) or x @ layer.to_dense().t(),
+    )
+    torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-4)
+    assert used == [variant]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name"), [(0, 1), (1, 1), (2, 2), (3, 4), (2048, 2048), (2049, 4096)]
+)
+def test_classes_of_token_counts(tokens, name):
+    assert token_class(tokens) == f"up to {name}"
+
+
+def test_times_are_taken_in_turns():
+    order = []
+    times = interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    assert order == ["a", "b"] * 3
+    assert [len(values) for values in times.values()] == [2, 2]
+
+
+def test_bad_requests():
+    with pytest.raises(EinlinearError, match="no EinsumLinear"):
+        el.tune(nn.Linear(3, 3))
+    with pytest.raises(EinlinearError, match="tokens is 0"):
+        el.tune(make(), tokens=0)
+    for choices in ({"1": {}}, {"0": {"up to 1": "magic"}}):
+        with pytest.raises(EinlinearError, match="the layers are '0', '2'"):
+            el.tune(make(), choices=choices)
