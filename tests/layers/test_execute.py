@@ -102,7 +102,7 @@ def test_gradcheck(name, save, monkeypatch):
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 301])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_blocks_do_not_show(name, num_tokens, monkeypatch):
-    monkeypatch.setattr(strided, "_BLOCK", 50)
+    monkeypatch.setattr(strided, "_BLOCK_RANGE", (50, 50))
     plan = make_plan(STRUCTURES[name], 64, 48)
     x, *factors = inputs(plan, num_tokens)
     y = multiply(plan, x, factors, "strided")
@@ -113,12 +113,12 @@ def test_blocks_do_not_show(name, num_tokens, monkeypatch):
         assert_near(got, want, 1e-10)
 
 
-@given(st.integers(0, 5000))
-def test_blocks_cover_all_tokens_once(num_tokens):
-    covered = [
-        i for start, length in strided.blocks(num_tokens) for i in range(start, start + length)
-    ]
+@given(st.integers(0, 5000), st.integers(0, 2**18))
+def test_blocks_cover_all_tokens_once(num_tokens, bytes_per_token):
+    blocks = strided.blocks(num_tokens, bytes_per_token)
+    covered = [i for start, length in blocks for i in range(start, start + length)]
     assert covered == list(range(num_tokens))
+    assert all(length <= 1112 for _, length in blocks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

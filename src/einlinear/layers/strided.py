@@ -19,20 +19,27 @@ from torch import Tensor
 from einlinear.layers.program import TOKENS, Product, Program, make_program
 from einlinear.structures.plan import Plan
 
-_BLOCK = 1100  # tokens at a time; measured, see docs/performance.md
+# Tokens at a time: as many as keep intermediates in a cache of 8 MB, within limits. Measured, see
+# docs/performance.md.
+_BLOCK_BYTES = 8 * 2**20
+_BLOCK_RANGE = (256, 1100)
 
 _Loop = tuple[int, int, int, int]  # size, and strides in out, left and right
 
 
-def blocks(num_tokens: int) -> list[tuple[int, int]]:
+def blocks(num_tokens: int, bytes_per_token: int) -> list[tuple[int, int]]:
     """Start and length of blocks of about equal length.
 
-    Lengths are odd where possible: the edges of an intermediate lie multiples of the length apart,
-    and distances that are powers of two fall into one cache set.
+    Lengths are odd multiples of 8 where possible: the edges of an intermediate lie multiples of the
+    length apart, distances that are powers of two fall into one cache set, and vectors want to be
+    aligned.
     """
-    count = max(1, -(-num_tokens // _BLOCK))
+    shortest, longest = _BLOCK_RANGE
+    block = min(longest, max(shortest, _BLOCK_BYTES // max(1, bytes_per_token)))
+    count = max(1, -(-num_tokens // block))
     length = max(1, -(-num_tokens // count))
-    length += (length % 2 == 0) and count > 1
+    if count > 1:
+        length = 8 * (-(-length // 8) | 1)
     return [(start, min(length, num_tokens - start)) for start in range(0, num_tokens, length)]
 
 
@@ -41,7 +48,7 @@ def forward(plan: Plan, x: Tensor, factors: list[Tensor], *, save: bool) -> tupl
     program = make_program(plan)
     y = x.new_empty(x.shape[0], plan.d_out_padded)
     saved = x.new_empty(x.shape[0] * plan.inner_width if save else 0)
-    for start, length in blocks(x.shape[0]):
+    for start, length in blocks(x.shape[0], plan.inner_width * x.element_size()):
         rows = slice(start, start + length)
         inner = _intermediates(program, saved, x, start, length)
         _run_forward(program, factors, [x[rows], *inner, y[rows]], length)
@@ -60,7 +67,7 @@ def backward(
     ]
     grads = [x.new_zeros(step.out.sizes) for step in program.weight_gradients]
     grad_x = x.new_empty(x.shape[0], plan.d_in_padded)
-    for start, length in blocks(x.shape[0]):
+    for start, length in blocks(x.shape[0], plan.inner_width * x.element_size()):
         rows = slice(start, start + length)
         tensors = [x[rows], *_intermediates(program, saved, x, start, length)]
         if not saved.numel():
