@@ -188,11 +188,14 @@ class _Strided(torch.autograd.Function):
         x_td, structure, d_in, d_out, _, *factors = inputs
         ctx.where = structure, d_in, d_out
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # no zeros for what is only kept
         ctx.save_for_backward(x_td, output[1], *factors)
 
     @staticmethod
-    def backward(ctx: Any, grad_te: Tensor, _: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_te: Tensor | None, _: None) -> tuple[Any, ...]:
         x_td, saved, *factors = ctx.saved_tensors
+        if grad_te is None:
+            return (None,) * (5 + len(factors))
         if torch.is_grad_enabled():  # the gradients are to be differentiated once more
             grads = gradients(_plan(*ctx.where), [x_td, *factors], grad_te)
         else:
