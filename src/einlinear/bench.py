@@ -23,8 +23,6 @@ from einlinear.structures.atlas import plotly_script
 from einlinear.structures.text import parse
 from einlinear.structures.values import whole_number
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler that measures memory is talkative
-
 STRUCTURES = (
     "btt",
     "btt(rank=4)",
@@ -235,7 +233,8 @@ max-width: 1180px; padding: 32px 24px; }}
 p {{ color: #4b5563; }}
 </style></head><body><h1>Structured layers against nn.Linear</h1>
 <p>{facts}</p>
-<p>Bars are medians over rounds taken in turns, with the middle four fifths; solid bars are the
+<p>The multiply alone, without bias, weight normalisation and padding. Bars are medians over rounds
+taken in turns, with the middle four fifths; solid bars are the
 variants that the layer chooses by itself.</p>
 {figures}<script>{plotly}</script><script>{calls}</script></body></html>
 """

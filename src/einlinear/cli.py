@@ -106,6 +106,7 @@ def bench(
         dtype: of weights and inputs.
         repeats: how many rounds.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what measures memory is talkative
     import torch  # torch and the layers take a while to load
 
     from einlinear import bench as benchmark

@@ -99,6 +99,23 @@ def test_gradcheck(name, save, monkeypatch):
         assert gradgradcheck(layer, tensors)
 
 
+def test_second_derivatives_need_no_great_tensors():
+    plan = make_plan(el.btt(rank=2), 256, 256)
+    x, *factors = inputs(plan, 300, torch.float32)
+
+    def twice():
+        y = multiply(plan, x, factors, "strided")
+        (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), [x, *factors])
+
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
+        twice()
+    largest = max(
+        int(np.prod(shape)) for event in record.events() for shape in event.input_shapes if shape
+    )
+    assert largest <= 300 * plan.inner_width
+
+
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 301])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_blocks_do_not_show(name, num_tokens, monkeypatch):

@@ -43,6 +43,13 @@ def test_any_leading_shape(shape):
     assert all(p.grad is not None for p in layer.parameters())
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_output_is_contiguous_though_padded(bias):
+    layer = make("monarch", 61, 67, bias=bias)
+    assert layer.plan.d_out_padded > 67
+    assert layer(torch.randn(5, 61, dtype=torch.float64)).is_contiguous()
+
+
 def test_drop_in_for_linear():
     model = nn.Sequential(make(d_in=64, d_out=64), nn.GELU(), make(d_in=64, d_out=8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -52,9 +52,11 @@ def test_compile_with_any_number_of_tokens():
     torch._dynamo.reset()
     layer = make()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
-    for num_tokens in (300, 301, 555):
+    torch._dynamo.utils.counters.clear()
+    for num_tokens in (300, 301, 555, 2100):
         x = torch.randn(num_tokens, 64)
         assert_same(with_gradients(compiled, layer, x), with_gradients(layer, layer, x))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.filterwarnings("ignore")

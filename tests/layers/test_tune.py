@@ -63,6 +63,18 @@ def test_times_are_taken_in_turns():
     assert [len(values) for values in times.values()] == [2, 2]
 
 
+def test_tuning_disturbs_nothing():
+    model = make()
+    torch.manual_seed(3)
+    wanted = torch.randn(3)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        el.tune(model, tokens=16, repeats=1)
+    assert torch.equal(torch.randn(3), wanted)
+    with pytest.raises(EinlinearError, match="repeats is 0"):
+        el.tune(model, tokens=16, repeats=0)
+
+
 def test_bad_requests():
     with pytest.raises(EinlinearError, match="no EinsumLinear"):
         el.tune(nn.Linear(3, 3))

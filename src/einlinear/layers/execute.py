@@ -37,6 +37,7 @@ def multiply(plan: Plan, x_td: Tensor, factors: Sequence[Tensor], variant: str) 
         tokens = x_td.shape[0]
         save = (
             torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()  # no guard on the number of tokens
             and isinstance(tokens, int)
             and tokens * plan.inner_width * x_td.element_size() <= _SAVE_BYTES
         )
@@ -140,35 +141,38 @@ def _(
     return [x_td.new_empty(x_td.shape), *(f.new_empty(f.shape) for f in factors)]
 
 
-def gradients(plan: Plan, operands: Sequence[Tensor], grad_te: Tensor) -> list[Tensor]:
-    """The gradients of input and factors by one einsum each: slow, but differentiable again."""
-    x_td, *factors = operands
-    tensors = [_as_y(plan, grad_te), x_td.reshape(-1, *plan.x_shape), *factors]
-    grads = [torch.einsum(e, *(tensors[i] for i in held)) for e, held in _backward_equations(plan)]
-    return [grads[0].reshape(x_td.shape), *grads[1:]]
+def gradients(
+    plan: Plan, operands: Sequence[Tensor], grad_te: Tensor, is_batched: Sequence[bool] = ()
+) -> tuple[list[Tensor], list[bool]]:
+    """The gradients of input and factors, step by step by einsum: slower, differentiable again.
 
-
-def _as_y(plan: Plan, y_te: Tensor) -> Tensor:
-    """Rows of output with one axis for each edge."""
-    sizes = plan.sizes
-    return y_te.reshape(*y_te.shape[:-1], *[sizes[edge] for edge in plan.y_edges])
-
-
-@lru_cache(maxsize=4096)
-def _backward_equations(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
-    """For input and factors: the einsum of the gradient, and which of (y, x, factors) it takes.
-
-    Z stands for tokens, which the gradient of a factor sums over. Factors are in order of steps.
+    Some of (grad, input, factors) may have a further axis in front; which of the results then have
+    it is said too.
     """
-    inputs, output = plan.equation.replace("...", "Z").split("->")
-    x_word, *by_name = inputs.split(",")
-    named = dict(zip(plan.factor_shapes, by_name, strict=True))
-    words = [output, x_word, *(named[step.factor] for step in plan.steps)]
-    equations = []
-    for i in range(1, len(words)):
-        held = tuple(j for j in range(len(words)) if j != i)
-        equations.append((f"{','.join(words[j] for j in held)}->{words[i]}", held))
-    return equations
+    x_td, *factors = operands
+    flags = list(is_batched) or [False] * (2 + len(factors))
+    grad_flag, *before_flags = flags[:2]
+    tensors = [x_td.reshape(*x_td.shape[:-1], *plan.x_shape)]
+    for step, factor, flag in zip(plan.steps[:-1], factors, flags[2:], strict=False):
+        both = [before_flags[-1], flag]
+        tensors.append(_batched_einsum(step.equation, [tensors[-1], factor], both))
+        before_flags.append(any(both))
+    sizes = plan.sizes
+    grad = grad_te.reshape(*grad_te.shape[:-1], *[sizes[edge] for edge in plan.y_edges])
+    grads: list[Tensor] = []
+    out_flags: list[bool] = []
+    for i in reversed(range(len(factors))):
+        inputs, after = plan.steps[i].equation.split("->")
+        before, word = inputs.split(",")
+        weights = f"{before},{after}->{word}".replace("...", "Z")  # Z: the tokens, summed
+        pair = [before_flags[i], grad_flag]
+        grads.append(_batched_einsum(weights, [tensors[i], grad], pair))
+        out_flags.append(any(pair))
+        pair = [grad_flag, flags[2 + i]]
+        grad = _batched_einsum(f"{after},{word}->{before}", [grad, factors[i]], pair)
+        grad_flag = any(pair)
+    rows = grad.flatten(2 if grad_flag else 1)
+    return [rows, *reversed(grads)], [grad_flag, *reversed(out_flags)]
 
 
 class _Strided(torch.autograd.Function):
@@ -197,7 +201,7 @@ class _Strided(torch.autograd.Function):
         if grad_te is None:
             return (None,) * (5 + len(factors))
         if torch.is_grad_enabled():  # the gradients are to be differentiated once more
-            grads = gradients(_plan(*ctx.where), [x_td, *factors], grad_te)
+            grads = gradients(_plan(*ctx.where), [x_td, *factors], grad_te)[0]
         else:
             grads = strided_backward_op(x_td, factors, saved, grad_te, *ctx.where)
         return grads[0], None, None, None, None, *grads[1:]
@@ -229,20 +233,13 @@ def _(
     grad_te: Tensor,
     *where: Any,
 ) -> tuple[list[Tensor], list[int | None]]:
-    plan = _plan(*where)
     dims = [in_dims[3], in_dims[0], *in_dims[1]]
-    y, x, *weights = (
+    grad, *operands = (
         _in_front(t, dim) for t, dim in zip([grad_te, x_td, *factors], dims, strict=True)
     )
-    tensors = [_as_y(plan, y), x.reshape(*x.shape[:-1], *plan.x_shape), *weights]
-    grads: list[Tensor] = []
-    out_dims: list[int | None] = []
-    for equation, held in _backward_equations(plan):
-        flags = [dims[i] is not None for i in held]
-        grads.append(_batched_einsum(equation, [tensors[i] for i in held], flags))
-        out_dims.append(0 if any(flags) else None)
-    grads[0] = grads[0].flatten(2 if out_dims[0] == 0 else 1)
-    return grads, out_dims
+    flags = [dim is not None for dim in dims]
+    grads, batched = gradients(_plan(*where), operands, grad, flags)
+    return grads, [0 if flag else None for flag in batched]
 
 
 def _in_front(tensor: Tensor, dim: int | None) -> Tensor:

@@ -105,13 +105,13 @@ class EinsumLinear(nn.Module):
         variant = self._variant(x_td.shape[0], device)
         y_te = multiply(plan, x_td, factors, variant)[:, : plan.d_out]
         y = y_te.reshape(*x.shape[:-1], self.out_features)
-        return y if bias is None else y + bias
+        return y.contiguous() if bias is None else y + bias
 
     def _variant(self, num_tokens: int | torch.SymInt, device: str) -> str:
         """What was tuned for such a number of tokens, or what the model of costs says."""
-        known = (
-            num_tokens if isinstance(num_tokens, int) else 2048
-        )  # a symbol: no guard on its value
+        # While compiling nothing may depend on the number of tokens: it would become a guard.
+        is_known = isinstance(num_tokens, int) and not torch.compiler.is_compiling()
+        known = int(num_tokens) if is_known else 2048
         return self.choices.get(token_class(known)) or choose_variant(self.plan, known, device)
 
     def _check(self, x: Tensor) -> None:

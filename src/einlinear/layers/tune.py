@@ -51,12 +51,14 @@ def tune(
             layers[name].choices = dict(chosen)
         return {name: dict(layer.choices) for name, layer in layers.items()}
     tokens = whole_number(tokens, "tokens", 1)
+    repeats = whole_number(repeats, "repeats", 1)
     known: dict[tuple[Plan, torch.dtype, torch.device], str] = {}
     for layer in layers.values():
         weight = layer.factors()[0]
         key = (layer.plan, weight.dtype, weight.device)
         if key not in known:
-            known[key] = _fastest(layer, tokens, repeats)
+            with torch.inference_mode(False), torch.enable_grad():
+                known[key] = _fastest(layer, tokens, repeats)
         layer.choices[token_class(tokens)] = known[key]
     return {name: dict(layer.choices) for name, layer in layers.items()}
 
@@ -64,7 +66,7 @@ def tune(
 def _fastest(layer: EinsumLinear, tokens: int, repeats: int) -> str:
     plan = layer.plan
     factors = [f.detach().requires_grad_() for f in layer.factors()]
-    x_td = factors[0].new_empty(tokens, plan.d_in_padded).normal_().requires_grad_()
+    x_td = factors[0].detach().new_ones(tokens, plan.d_in_padded).requires_grad_()
 
     def action(variant: str) -> Callable[[], object]:
         def run() -> object:
