@@ -1,3 +1,5 @@
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -84,6 +86,7 @@ def test_the_oracle_sees_a_changed_factor():
         assert_near(multiply(plan, x, factors, "strided"), torch.from_numpy(expected), 1e-10)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's forward mode uses torch.jit
 @pytest.mark.parametrize("save", [True, False])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_gradcheck(name, save, monkeypatch):
@@ -95,8 +98,35 @@ def test_gradcheck(name, save, monkeypatch):
         return multiply(plan, x, factors, "strided")
 
     assert gradcheck(layer, tensors)
+    assert gradcheck(layer, tensors, check_forward_ad=True, check_backward_ad=False)
     if plan.params < 200:
         assert gradgradcheck(layer, tensors)
+
+
+@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_only_gradients_that_are_wanted_are_made(name, save, monkeypatch):
+    monkeypatch.setattr(execute, "_SAVE_BYTES", 10**9 if save else 0)
+    plan = make_plan(STRUCTURES[name], 64, 48)
+    tensors = inputs(plan, 5)
+    everything = gradients(multiply(plan, tensors[0], tensors[1:], "strided"), tensors)
+    inner, counts = len(plan.steps) > 1, set()
+    for wanted in product([True, False], repeat=len(tensors)):
+        if not any(wanted):
+            continue
+        for tensor, flag in zip(tensors, wanted, strict=True):
+            tensor.requires_grad_(flag)
+        y = multiply(plan, tensors[0], tensors[1:], "strided")
+        held = [tensor for tensor in tensors if tensor.requires_grad]
+        with FlopCounterMode(display=False) as counter:
+            got = iter(gradients(y, held))
+        counts.add(counter.get_total_flops())
+        for reference, flag in zip(everything, wanted, strict=True):
+            if flag:
+                assert_near(next(got), reference, 1e-12)
+    again = 0 if save and inner else plan.macs - plan.steps[-1].macs
+    assert max(counts) == 2 * 5 * (2 * plan.macs + again)
+    assert min(counts) < max(counts)  # what is not wanted costs nothing
 
 
 def test_second_derivatives_need_no_great_tensors():
@@ -245,4 +275,5 @@ def test_the_operator_passes_torchs_own_checks():
     for save in (True, False):
         torch.library.opcheck(strided_op, (x, factors, *where, save))
         y, saved = strided_op(x, factors, *where, save)
-        torch.library.opcheck(strided_backward_op, (x, factors, saved, y, *where))
+        for wanted in ([True] * 3, [False, True, False]):
+            torch.library.opcheck(strided_backward_op, (x, factors, saved, y, wanted, *where))

@@ -151,11 +151,28 @@ def test_repr_shows_the_structure():
 
 
 @pytest.mark.parametrize(
-    "x", [torch.randn(3, 63), torch.ones(3, 64, dtype=torch.long), torch.ones(())]
+    "x",
+    [
+        torch.randn(3, 63, dtype=torch.float64),
+        torch.randn(3, 64),
+        torch.ones(3, 64, dtype=torch.long),
+        torch.ones(()),
+    ],
 )
 def test_bad_input(x):
-    with pytest.raises(EinlinearError, match="last axis of 64"):
+    with pytest.raises(EinlinearError, match=r"takes torch.float64, with a last axis of 64"):
         make()(x)
+
+
+def test_what_reads_the_weight_of_a_linear_works():
+    layer = make(d_in=64, d_out=64)
+    assert torch.equal(layer.weight, layer.to_dense())
+    block = nn.TransformerEncoderLayer(64, 4, 64, batch_first=True, dtype=torch.float64).eval()
+    block.linear1 = layer
+    x = torch.randn(2, 5, 64, dtype=torch.float64)
+    with torch.no_grad():  # torch's fast path, which takes the weights of linear1 and linear2
+        fast = block(x)
+    torch.testing.assert_close(fast, block(x))
 
 
 def test_bad_arguments():

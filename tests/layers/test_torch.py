@@ -81,6 +81,21 @@ def test_autocast(name, num_tokens):
     torch.testing.assert_close(y.float(), layer(x), atol=0.05, rtol=0.05)
 
 
+def test_autocast_leaves_float64_alone():
+    layer = make(dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(torch.randn(300, 64, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own use of torch.jit
+@pytest.mark.parametrize("num_tokens", [4, 300])
+def test_forward_mode(num_tokens):
+    layer = make(dtype=torch.float64)
+    x, tangent = torch.randn(2, num_tokens, 64, dtype=torch.float64)
+    _, got = torch.func.jvp(layer, (x,), (tangent,))
+    torch.testing.assert_close(got, tangent @ layer.to_dense().t())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype):
     layer = make(dtype=dtype)

@@ -9,7 +9,7 @@ from torch import nn
 import einlinear as el
 from einlinear import EinlinearError, EinsumLinear
 from einlinear.layers.execute import VARIANTS
-from einlinear.layers.linear import token_class
+from einlinear.layers.linear import situation
 from einlinear.layers.tune import interleaved
 
 
@@ -25,7 +25,7 @@ def test_choices_are_made_kept_and_given_back():
     model = make()
     choices = el.tune(model, tokens=300, repeats=2)
     assert sorted(choices) == ["0", "2"]
-    assert all(set(chosen) == {"up to 512"} for chosen in choices.values())
+    assert all(set(chosen) == {"cpu float32 up to 512 tokens"} for chosen in choices.values())
     assert all(set(chosen.values()) <= set(VARIANTS) for chosen in choices.values())
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert again[0].choices == model[0].choices
@@ -39,7 +39,7 @@ def test_the_choice_is_used(variant, monkeypatch):
     layer = EinsumLinear(64, 64, structure="btt(rank=2)")
     x = torch.randn(300, 64)
     expected = layer(x)
-    el.tune(layer, choices={"": {"up to 512": variant}})
+    el.tune(layer, choices={"": {"cpu float32 up to 512 tokens": variant}})
     used = []
     monkeypatch.setattr(
         "einlinear.layers.linear.multiply",
@@ -52,8 +52,22 @@ def test_the_choice_is_used(variant, monkeypatch):
 @pytest.mark.parametrize(
     ("tokens", "name"), [(0, 1), (1, 1), (2, 2), (3, 4), (2048, 2048), (2049, 4096)]
 )
-def test_classes_of_token_counts(tokens, name):
-    assert token_class(tokens) == f"up to {name}"
+def test_situations(tokens, name):
+    x = torch.empty(1, dtype=torch.bfloat16)
+    assert situation(x, tokens) == f"cpu bfloat16 up to {name} tokens"
+
+
+def test_a_choice_is_for_its_dtype(monkeypatch):
+    layer = EinsumLinear(64, 64, structure="btt(rank=2)")
+    layer.choices = {"cpu float32 up to 512 tokens": "dense"}
+    used = []
+    monkeypatch.setattr(
+        "einlinear.layers.linear.multiply",
+        lambda plan, x, factors, variant: used.append(variant) or x,
+    )
+    layer(torch.randn(300, 64))
+    layer.double()(torch.randn(300, 64).double())
+    assert used == ["dense", "strided"]
 
 
 def test_times_are_taken_in_turns():
@@ -80,6 +94,11 @@ def test_bad_requests():
         el.tune(nn.Linear(3, 3))
     with pytest.raises(EinlinearError, match="tokens is 0"):
         el.tune(make(), tokens=0)
-    for choices in ({"1": {}}, {"0": {"up to 1": "magic"}}):
-        with pytest.raises(EinlinearError, match="the layers are '0', '2'"):
-            el.tune(make(), choices=choices)
+    situation = "cpu float32 up to 1 tokens"
+    model = make()
+    for wrong in ({"1": {}}, {"2": {situation: "magic"}}, {"2": {"up to 1": "dense"}}):
+        with pytest.raises(EinlinearError, match="layers are '0', '2'"):
+            el.tune(model, choices={"0": {situation: "dense"}} | wrong)
+    assert model[0].choices == {}
+    with pytest.raises(EinlinearError, match="meta device"):
+        el.tune(EinsumLinear(64, 64, structure="btt", device="meta"))

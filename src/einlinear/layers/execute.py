@@ -35,14 +35,16 @@ def multiply(plan: Plan, x_td: Tensor, factors: Sequence[Tensor], variant: str) 
         return einsum_steps(plan, x_td, factors)
     if variant == "strided":
         tokens = x_td.shape[0]
+        is_compiling = torch.compiler.is_compiling()
         save = (
             torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()  # no guard on the number of tokens
+            and not is_compiling  # no guard on the number of tokens
             and isinstance(tokens, int)
             and tokens * plan.inner_width * x_td.element_size() <= _SAVE_BYTES
         )
+        function = _Strided if is_compiling else _StridedEager
         where = plan.text, plan.d_in, plan.d_out
-        y_te: Tensor = _Strided.apply(x_td, *where, save, *factors)[0]  # type: ignore[no-untyped-call]
+        y_te: Tensor = function.apply(x_td, *where, save, *factors)[0]  # type: ignore[no-untyped-call]
         return y_te
     if variant == "dense":
         return linear(x_td, dense_weight(plan, factors))
@@ -116,16 +118,18 @@ def strided_backward_op(
     factors: list[Tensor],
     saved: Tensor,
     grad_te: Tensor,
+    wanted: list[bool],
     structure: str,
     d_in: int,
     d_out: int,
 ) -> list[Tensor]:
-    """The gradients of the input and of the factors."""
+    """The gradients of the input and of the factors; empty where none is wanted."""
     plan = _plan(structure, d_in, d_out)
     rows = x_td if x_td.stride(-1) == 1 else x_td.contiguous()
     grad = grad_te if grad_te.stride(-1) == 1 else grad_te.contiguous()
-    grad_x, grads = strided.backward(plan, rows, [f.contiguous() for f in factors], saved, grad)
-    return [grad_x, *grads]
+    weights = [f.contiguous() for f in factors]
+    grads = strided.backward(plan, rows, weights, saved, grad, wanted)
+    return [x_td.new_empty(0) if grad is None else grad for grad in grads]
 
 
 @strided_backward_op.register_fake
@@ -134,11 +138,15 @@ def _(
     factors: list[Tensor],
     saved: Tensor,
     grad_te: Tensor,
+    wanted: list[bool],
     structure: str,
     d_in: int,
     d_out: int,
 ) -> list[Tensor]:
-    return [x_td.new_empty(x_td.shape), *(f.new_empty(f.shape) for f in factors)]
+    return [
+        t.new_empty(t.shape if flag else 0)
+        for t, flag in zip([x_td, *factors], wanted, strict=True)
+    ]
 
 
 def gradients(
@@ -194,17 +202,37 @@ class _Strided(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)  # no zeros for what is only kept
         ctx.save_for_backward(x_td, output[1], *factors)
+        ctx.save_for_forward(x_td, *factors)
 
     @staticmethod
     def backward(ctx: Any, grad_te: Tensor | None, _: None) -> tuple[Any, ...]:
         x_td, saved, *factors = ctx.saved_tensors
         if grad_te is None:
             return (None,) * (5 + len(factors))
+        wanted = [ctx.needs_input_grad[0], *ctx.needs_input_grad[5:]]
+        grads: Sequence[Tensor | None]
         if torch.is_grad_enabled():  # the gradients are to be differentiated once more
             grads = gradients(_plan(*ctx.where), [x_td, *factors], grad_te)[0]
         else:
-            grads = strided_backward_op(x_td, factors, saved, grad_te, *ctx.where)
+            grads = strided_backward_op(x_td, factors, saved, grad_te, wanted, *ctx.where)
+        grads = [grad if flag else None for grad, flag in zip(grads, wanted, strict=True)]
         return grads[0], None, None, None, None, *grads[1:]
+
+
+class _StridedEager(_Strided):
+    """With forward mode, which a Function that is compiled may not have."""
+
+    @staticmethod
+    def jvp(ctx: Any, x_dot: Tensor | None, *tangents: Any) -> tuple[Tensor, None]:
+        plan = _plan(*ctx.where)
+        x_td, *factors = ctx.saved_tensors
+        z, z_dot = x_td.reshape(-1, *plan.x_shape), x_dot
+        z_dot = torch.zeros_like(z) if x_dot is None else x_dot.reshape(z.shape)
+        for step, factor, dot in zip(plan.steps, factors, tangents[4:], strict=True):
+            z_dot = torch.einsum(step.equation, z_dot, factor)
+            z_dot = z_dot if dot is None else z_dot + torch.einsum(step.equation, z, dot)
+            z = torch.einsum(step.equation, z, factor)
+        return z_dot.reshape(-1, plan.d_out_padded), None
 
 
 @strided_op.register_vmap
@@ -231,6 +259,7 @@ def _(
     factors: list[Tensor],
     saved: Tensor,
     grad_te: Tensor,
+    wanted: list[bool],
     *where: Any,
 ) -> tuple[list[Tensor], list[int | None]]:
     dims = [in_dims[3], in_dims[0], *in_dims[1]]
@@ -270,11 +299,14 @@ def _(
     _: object,
     saved: Sequence[int],
     __: object,
+    wanted: Sequence[bool],
     structure: str,
     d_in: int,
     d_out: int,
     **___: Any,
 ) -> int:
-    plan = _plan(structure, d_in, d_out)
-    again = 0 if saved[0] else plan.macs - plan.steps[-1].macs
-    return 2 * x[0] * (2 * plan.macs + again)
+    macs = [step.macs for step in _plan(structure, d_in, d_out).steps]
+    again = 0 if saved[0] else sum(macs[: strided.remade(wanted)])
+    inputs = sum(m for i, m in enumerate(macs) if any(wanted[: i + 1]))
+    weights = sum(m for m, flag in zip(macs, wanted[1:], strict=True) if flag)
+    return 2 * x[0] * (again + inputs + weights)

@@ -64,6 +64,11 @@ class EinsumLinear(nn.Module):
         """The structure of the layer."""
         return self.plan.structure
 
+    @property
+    def weight(self) -> Tensor:
+        """to_dense(), for code that reads the weight of an nn.Linear; writing to it is in vain."""
+        return self.to_dense()
+
     def param_scaling(self) -> dict[str, Scaling]:
         """What initialisation and learning rates need to know of each parameter, by its name."""
         scaling = factor_scaling(self.plan)
@@ -90,37 +95,39 @@ class EinsumLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer applied to the last axis of x."""
-        self._check(x)
         factors: list[Tensor] = self.factors()
         bias: Tensor | None = self.bias
         device = x.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            x, factors = x.to(dtype), [factor.to(dtype) for factor in factors]
-            bias = bias if bias is None else bias.to(dtype)
+            x, factors = _cast(x, dtype), [_cast(factor, dtype) for factor in factors]
+            bias = bias if bias is None else _cast(bias, dtype)
+        self._check(x, factors[0].dtype)
         plan = self.plan
         x_td = x.reshape(-1, self.in_features)
         if plan.d_in_padded > plan.d_in:
             x_td = nn.functional.pad(x_td, (0, plan.d_in_padded - plan.d_in))
-        variant = self._variant(x_td.shape[0], device)
+        variant = self._variant(x_td)
         y_te = multiply(plan, x_td, factors, variant)[:, : plan.d_out]
         y = y_te.reshape(*x.shape[:-1], self.out_features)
         return y.contiguous() if bias is None else y + bias
 
-    def _variant(self, num_tokens: int | torch.SymInt, device: str) -> str:
-        """What was tuned for such a number of tokens, or what the model of costs says."""
+    def _variant(self, x_td: Tensor) -> str:
+        """What was tuned for such an input, or what the model of costs says."""
         # While compiling nothing may depend on the number of tokens: it would become a guard.
+        num_tokens = x_td.shape[0]
         is_known = isinstance(num_tokens, int) and not torch.compiler.is_compiling()
         known = int(num_tokens) if is_known else 2048
-        return self.choices.get(token_class(known)) or choose_variant(self.plan, known, device)
+        tuned = self.choices.get(situation(x_td, known)) if self.choices else None
+        return tuned or choose_variant(self.plan, known, x_td.device.type)
 
-    def _check(self, x: Tensor) -> None:
-        if not x.is_floating_point() or x.shape[-1:] != (self.in_features,):
+    def _check(self, x: Tensor, dtype: torch.dtype) -> None:
+        if x.dtype != dtype or x.shape[-1:] != (self.in_features,):
             raise EinlinearError(
                 what=f"the input has shape {tuple(x.shape)} and dtype {x.dtype}",
-                rule=f"the layer takes floats, with a last axis of {self.in_features}",
-                fix=f"reshape or project the input to (..., {self.in_features}); "
-                "convert integers with .to(layer.A.dtype)",
+                rule=f"the layer takes {dtype}, with a last axis of {self.in_features}",
+                fix=f"reshape or project the input to (..., {self.in_features}); convert it with "
+                f".to({dtype}), or the layer with layer.to(...)",
             )
 
     def extra_repr(self) -> str:
@@ -132,9 +139,17 @@ class EinsumLinear(nn.Module):
         )
 
 
-def token_class(num_tokens: int) -> str:
-    """Token counts that are tuned together: up to a power of two."""
-    return f"up to {1 << max(0, num_tokens - 1).bit_length()}"
+def situation(tensor: Tensor, num_tokens: int) -> str:
+    """Inputs that are tuned together: device, dtype, tokens up to a power of two."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    tokens = 1 << max(0, num_tokens - 1).bit_length()
+    return f"{tensor.device.type} {dtype} up to {tokens} tokens"
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """What autocast does to an operand of a linear layer: nothing to float64 and integers."""
+    is_cast = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if is_cast else tensor
 
 
 def _normalised(weight: Tensor, std: float) -> Tensor:

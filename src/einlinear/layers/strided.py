@@ -8,7 +8,7 @@ the arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product as indices
 from math import prod
@@ -55,33 +55,53 @@ def forward(plan: Plan, x: Tensor, factors: list[Tensor], *, save: bool) -> tupl
     return y, saved
 
 
+def remade(wanted: Sequence[bool]) -> int:
+    """How many intermediates the gradients that are wanted (input, factors) need."""
+    return max((i for i, flag in enumerate(wanted[1:]) if flag), default=0)
+
+
 def backward(
-    plan: Plan, x: Tensor, factors: list[Tensor], saved: Tensor, grad_y: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """The gradients of the input and of the factors."""
+    plan: Plan,
+    x: Tensor,
+    factors: list[Tensor],
+    saved: Tensor,
+    grad_y: Tensor,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """The gradients of the input and of the factors, as far as wanted."""
     program = make_program(plan)
     axes = [step.edges for step in plan.steps]
     weights = [
         _reordered(factor, edges, step.weights.edges)
         for factor, edges, step in zip(factors, axes, program.input_gradients, strict=True)
     ]
-    grads = [x.new_zeros(step.out.sizes) for step in program.weight_gradients]
-    grad_x = x.new_empty(x.shape[0], plan.d_in_padded)
+    grads = [
+        x.new_zeros(step.out.sizes) if flag else None
+        for step, flag in zip(program.weight_gradients, wanted[1:], strict=True)
+    ]
+    grad_x = x.new_empty(x.shape[0], plan.d_in_padded) if wanted[0] else None
     for start, length in blocks(x.shape[0], plan.inner_width * x.element_size()):
         rows = slice(start, start + length)
         tensors = [x[rows], *_intermediates(program, saved, x, start, length)]
         if not saved.numel():
-            _run_forward(program, factors, tensors, length)
+            _run_forward(program, factors, tensors[: 1 + remade(wanted)], length)
         source = grad_y[rows]
         for i in reversed(range(len(factors))):
-            _run(program.weight_gradients[i], grads[i], tensors[i], source, length, add=True)
+            grad = grads[i]
+            if grad is not None:
+                _run(program.weight_gradients[i], grad, tensors[i], source, length, add=True)
+            if not any(wanted[: i + 1]):
+                break
             step = program.input_gradients[i]
-            target = grad_x[rows] if i == 0 else x.new_empty(step.out.width * length)
+            target = x.new_empty(step.out.width * length) if i or grad_x is None else grad_x[rows]
             _run(step, target, *step.operands(weights[i], source), length)
             source = target
-    return grad_x, [
-        _reordered(grad, step.out.edges, edges)
-        for grad, step, edges in zip(grads, program.weight_gradients, axes, strict=True)
+    return [
+        grad_x,
+        *(
+            None if grad is None else _reordered(grad, step.out.edges, edges)
+            for grad, step, edges in zip(grads, program.weight_gradients, axes, strict=True)
+        ),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -11,13 +12,15 @@ from torch import nn
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.execute import VARIANTS, multiply
-from einlinear.layers.linear import EinsumLinear, token_class
+from einlinear.layers.linear import EinsumLinear, situation
 from einlinear.structures.plan import Plan
 from einlinear.structures.values import whole_number
 
 Choices = dict[str, dict[str, str]]
-"""For every layer's name: a class of token counts -> the variant to use. Plain data, fit for
-JSON."""
+"""For every layer's name: device, dtype and token counts -> the variant to use. Plain data, fit
+for JSON."""
+
+_SITUATION = re.compile(r"\w+ \w+ up to \d+ tokens")
 
 
 def tune(
@@ -29,9 +32,9 @@ def tune(
 ) -> Choices:
     """Time forward and backward of every EinsumLinear at a number of tokens and keep the fastest.
 
-    The choice holds for token counts up to the next power of two, and goes where the layer goes
-    (copy, pickle). It is also returned: keep it beside a state_dict and give it back as `choices`,
-    which then are set without timing.
+    The choice holds for the device and dtype of the weights and for token counts up to the next
+    power of two, and goes where the layer goes (copy, pickle). It is also returned: keep it beside
+    a state_dict and give it back as `choices`, which then are set without timing.
     """
     layers = {name: m for name, m in model.named_modules() if isinstance(m, EinsumLinear)}
     if not layers:
@@ -42,12 +45,16 @@ def tune(
         )
     if choices is not None:
         for name, chosen in choices.items():
-            if name not in layers or not set(chosen.values()) <= set(VARIANTS):
+            is_known = name in layers and set(chosen.values()) <= set(VARIANTS)
+            if not is_known or not all(map(_SITUATION.fullmatch, chosen)):
                 raise EinlinearError(
                     what=f"there is a choice {dict(chosen)} for the layer {name!r}",
-                    rule=f"choices name layers of the model, and variants {', '.join(VARIANTS)}",
-                    fix=f"the layers are {', '.join(map(repr, layers))}",
+                    rule="choices name layers of the model, situations such as 'cpu float32 up to "
+                    f"2048 tokens', and variants {', '.join(VARIANTS)}",
+                    fix="give back what tune returned for such a model; its layers are "
+                    f"{', '.join(map(repr, layers))}",
                 )
+        for name, chosen in choices.items():
             layers[name].choices = dict(chosen)
         return {name: dict(layer.choices) for name, layer in layers.items()}
     tokens = whole_number(tokens, "tokens", 1)
@@ -55,11 +62,17 @@ def tune(
     known: dict[tuple[Plan, torch.dtype, torch.device], str] = {}
     for layer in layers.values():
         weight = layer.factors()[0]
+        if weight.is_meta:
+            raise EinlinearError(
+                what="the model is on the meta device",
+                rule="tune times real multiplies",
+                fix="materialise it first: model.to_empty(device=...), then its weights",
+            )
         key = (layer.plan, weight.dtype, weight.device)
         if key not in known:
             with torch.inference_mode(False), torch.enable_grad():
                 known[key] = _fastest(layer, tokens, repeats)
-        layer.choices[token_class(tokens)] = known[key]
+        layer.choices[situation(weight, tokens)] = known[key]
     return {name: dict(layer.choices) for name, layer in layers.items()}
 
 
