@@ -1,26 +1,69 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from einlinear.bench import MODES, bench_case, bench_page, peak_memory
+import einlinear as el
+from cases import STRUCTURES
+from einlinear import peers
+from einlinear.bench import (
+    LINEAR,
+    LINEAR_BIAS,
+    MODES,
+    BenchResult,
+    Case,
+    bench_case,
+    bench_cases,
+    bench_page,
+    interval,
+    merged,
+    peak_memory,
+)
 from einlinear.cli import main
-from einlinear.layers.execute import VARIANTS
+from einlinear.errors import EinlinearError
+from einlinear.layers.execute import VARIANTS, einsum_steps
+
+OWN = (LINEAR, *VARIANTS, LINEAR_BIAS, "layer")
 
 
 @pytest.fixture(scope="module")
-def rows():
-    return bench_case("btt(rank=2)", 64, 300, repeats=3)
+def result():
+    return bench_case(Case("btt(rank=2)", 64, 300), repeats=3)
 
 
-def test_every_variant_is_timed_both_ways(rows):
-    cases = [(row.mode, row.variant) for row in rows]
-    assert cases == [(mode, v) for mode in MODES for v in ("nn.Linear", *VARIANTS)]
-    for row in rows:
+@pytest.fixture
+def no_peers(monkeypatch):
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+
+
+def factors_of(structure, width=64, dtype=torch.float64):
+    layer = el.EinsumLinear(width, width, structure=structure, dtype=dtype)
+    return layer.plan, [factor.detach() for factor in layer.factors()]
+
+
+def test_everything_is_timed_both_ways(result):
+    cases = [(row.mode, row.variant) for row in result.rows if row.kind != "peer"]
+    assert cases == [(mode, name) for mode in MODES for name in OWN]
+    for row in result.rows:
         assert 0 < row.low <= row.speed <= row.high
-        assert row.limit == (1 if row.variant == "nn.Linear" else 2)
-    assert sum(row.is_chosen for row in rows) == 2
-    assert all(row.speed == 1 for row in rows if row.variant == "nn.Linear")
+        assert row.limit == (1 if row.kind == "baseline" else 2)
+        assert row.baseline == (LINEAR_BIAS if row.variant in (LINEAR_BIAS, "layer") else LINEAR)
+    assert sum(row.is_chosen for row in result.rows) == 2
+    assert all(row.speed == 1 for row in result.rows if row.kind == "baseline")
+
+
+def test_the_layer_is_timed_with_its_bias(result):
+    """The gradient of a bias is in what the layer and its baseline hold, and in no other row."""
+    peaks = {row.variant: row.peak_bytes for row in result.rows if row.mode == MODES[1]}
+    assert peaks[LINEAR_BIAS] >= peaks[LINEAR] + 64 * 4
+
+
+def test_one_round_has_no_interval():
+    rows = bench_case(Case("low_rank", 16, 4), repeats=1).rows
+    assert {interval(row) for row in rows} == {"one round"}
+    assert all(row.low == row.speed == row.high for row in rows)
+    assert interval(replace(rows[0], rounds=2, low=0.5, high=1.5)) == "0.50 - 1.50"
 
 
 def test_peak_memory_counts_what_is_held_at_once():
@@ -33,34 +76,169 @@ def test_peak_memory_counts_what_is_held_at_once():
     assert peak_memory(action) == pytest.approx(4e6, rel=0.01)
 
 
-def test_backward_needs_more_memory_than_forward(rows):
-    peaks = {(row.mode, row.variant): row.peak_bytes for row in rows}
+def test_backward_needs_more_memory_than_forward(result):
+    peaks = {(row.mode, row.variant): row.peak_bytes for row in result.rows}
     for variant in VARIANTS:
         assert peaks["forward+backward", variant] > peaks["forward", variant] > 64 * 300 * 4
 
 
-def test_the_page_draws_every_variant(rows):
-    page = bench_page(rows)
-    assert page.count("Plotly.newPlot('figure") == 2
-    for variant in VARIANTS:
+def test_the_page_draws_every_row_but_the_baselines(result):
+    further = [
+        replace(row, variant=f"further {i}", kind="peer") for i, row in enumerate(result.rows)
+    ]
+    page = bench_page(BenchResult((*result.rows, *further), ("a note & more",)))
+    assert page.count("draw('figure") == 2
+    for variant in (*VARIANTS, *(row.variant for row in further)):
         assert f'"name": "{variant}"' in page
+    assert "layer, with bias" in page
+    assert f'"name": "{LINEAR}"' not in page
+    assert "a note &amp; more" in page
+    assert not [word for word in ("%FACTS%", "%CALLS%", "%TABLE%") if word in page]
+
+
+def test_cases_are_measured_once():
+    cases = bench_cases(["btt", "btt", "low_rank"], [64, 64], [8, 9, 8])
+    assert cases == [Case(s, 64, t) for s in ("btt", "low_rank") for t in (8, 9)]
+
+
+@pytest.mark.parametrize("name", ["structures", "widths", "tokens"])
+def test_an_empty_list_is_an_error(name, capsys, tmp_path):
+    values = {"structures": ["btt"], "widths": [64], "tokens": [8]} | {name: []}
+    with pytest.raises(EinlinearError, match=f"--{name} has no values"):
+        bench_cases(**values)
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--out", str(tmp_path), f"--{name}"])
+    assert stop.value.code == 2
+    assert f"fix:  --{name} " in capsys.readouterr().err
 
 
 def test_the_command_writes_a_table_and_files(capsys, tmp_path):
-    words = "bench --structures monarch --widths 64 --tokens 8 --repeats 2 --dtype float64 --out"
+    words = "bench --structures monarch --widths 64 --tokens 8 8 --repeats 2 --dtype float64 --out"
     main([*words.split(), str(tmp_path)])
-    out = capsys.readouterr().out
-    assert "monarch" in out
-    assert "strided" in out
+    shown = capsys.readouterr()
+    assert "case 1 of 1: monarch at width 64, 8 tokens" in shown.err
+    assert all(name in shown.out for name in ("monarch", *OWN))
     payload = json.loads((tmp_path / "bench.json").read_text())
     assert payload["machine"]["torch"] == torch.__version__
     assert {row["dtype"] for row in payload["rows"]} == {"float64"}
     assert "nn.Linear" in (tmp_path / "bench.html").read_text(encoding="utf-8")
 
 
+def test_a_run_is_compared_with_another(capsys, tmp_path, no_peers):
+    words = [
+        "bench",
+        "--structures",
+        "monarch",
+        "--widths",
+        "64",
+        "--tokens",
+        "8",
+        "--repeats",
+        "1",
+    ]
+    words += ["--out", str(tmp_path)]
+    main(words)
+    old = tmp_path / "old.json"
+    payload = json.loads((tmp_path / "bench.json").read_text())
+    for row in payload["rows"]:
+        row["speed"] = 1e-9 if row["variant"] == "nn.Linear" else row["speed"]
+    payload["rows"] = [row for row in payload["rows"] if row["variant"] != "layer"]
+    old.write_text(json.dumps(payload))
+    capsys.readouterr()
+    main([*words, "--compare", str(old)])
+    lines = capsys.readouterr().out.splitlines()
+    last = {
+        line.split("│")[6].strip(): line.split("│")[13].strip() for line in lines if "│" in line
+    }
+    assert last["nn.Linear"] == "1000000000.00"
+    assert last["layer"] == "-"
+    for text in ("{}", "[]", "no json", '{"rows": [{}]}'):
+        old.write_text(text)
+        with pytest.raises(SystemExit) as stop:
+            main([*words, "--compare", str(old)])
+        assert stop.value.code == 2
+        assert "holds no rows" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "--compare", str(tmp_path / "none.json")])
+    assert "No such file" in capsys.readouterr().err
+
+
 def test_bad_requests(capsys, tmp_path):
-    for words in ("--structures bttt", "--widths 0", "--structures btt --tokens -1"):
+    for words in (
+        "--structures bttt",
+        "--structures btt bttt",
+        "--widths 0",
+        "--structures btt --tokens -1",
+        "--structures btt --tokens 0",
+        "--structures btt --repeats 0",
+    ):
         with pytest.raises(SystemExit) as stop:
             main(["bench", "--out", str(tmp_path), *words.split()])
         assert stop.value.code == 2
         assert "rule:" in capsys.readouterr().err
+
+
+def test_missing_peers_are_a_note(no_peers):
+    found = merged([bench_case(Case("kronecker", 16, 4), repeats=1)])
+    assert {row.variant for row in found.rows} == set(OWN)
+    assert found.notes == (peers.missing_note(),)
+    assert "pip install tensorly-torch tensorly cola-ml" in found.notes[0]
+
+
+def test_a_failing_peer_is_a_note(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("first line\nsecond line")
+
+    def wrong(plan, factors, *_):
+        return peers.Peer("cola", torch.zeros_like, (), plan.x_edges, plan.y_edges)
+
+    def late(plan, factors, *_):
+        run = lambda x: einsum_steps(plan, x, factors).detach()  # noqa: E731
+        return peers.Peer("cola", run, (), plan.x_edges, plan.y_edges)
+
+    monkeypatch.setattr(peers, "find_spec", lambda name: True)
+    monkeypatch.setattr(peers, "tltorch_peer", broken)
+    for maker, message in ((wrong, "off by 100.0%"), (late, "does not require grad")):
+        monkeypatch.setattr(peers, "cola_peer", maker)
+        found = bench_case(Case("kronecker", 16, 4), repeats=1)
+        assert {row.variant for row in found.rows} == set(OWN)
+        assert len(found.notes) == 3
+        assert found.notes[0].endswith("RuntimeError: first line")
+        assert message in found.notes[2]
+    assert peers.missing_note() is None
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_cola_computes_every_structure_with_our_parameters(name):
+    pytest.importorskip("cola")
+    plan, factors = factors_of(STRUCTURES[name])
+    peer = peers.cola_peer(plan, factors)
+    peers.check_peer(peer, plan, factors)
+    assert sum(tensor.numel() for tensor in peer.tensors) == plan.params
+    with pytest.raises(ArithmeticError):
+        peers.check_peer(peer, plan, [1.01 * factor for factor in factors])
+
+
+@pytest.mark.parametrize("implementation", ["factorized", "reconstructed"])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_tltorch_computes_the_trains_with_our_parameters(name, implementation):
+    pytest.importorskip("tensorly")
+    pytest.importorskip("tltorch")
+    plan, factors = factors_of(STRUCTURES[name])
+    peer = peers.tltorch_peer(plan, factors, implementation)
+    is_train = name.split("(")[0] in ("dense", "low_rank", "kronecker", "tensor_train")
+    assert (peer is not None) == is_train
+    if peer is not None:
+        peers.check_peer(peer, plan, factors)
+        assert sum(tensor.numel() for tensor in peer.tensors) == plan.params
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_installed_peers_are_timed(dtype):
+    for module in peers.PACKAGES:
+        pytest.importorskip(module)
+    found = merged([bench_case(Case("kronecker", 64, 32), dtype, repeats=2)])
+    timed = [(row.mode, row.variant) for row in found.rows if row.kind == "peer"]
+    names = ("tltorch", "tltorch rebuilt", "cola")
+    assert timed == [(mode, name) for mode in MODES for name in names]
+    assert found.notes == ()

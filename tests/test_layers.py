@@ -27,6 +27,7 @@ ORDER = [
     "layers.execute",
     "layers.linear",
     "layers.tune",
+    "peers",
     "bench",
     "cli",
     "__main__",

@@ -5,40 +5,52 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from html import escape
+from importlib import resources
+from itertools import cycle, product
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from einlinear import __version__
+from einlinear.errors import EinlinearError
 from einlinear.layers.execute import VARIANTS, choose_variant, multiply
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.tune import interleaved
+from einlinear.peers import failure, make_peers, missing_note
 from einlinear.structures.atlas import plotly_script
+from einlinear.structures.plan import make_plan
 from einlinear.structures.text import parse
 from einlinear.structures.values import whole_number
 
-STRUCTURES = (
-    "btt",
-    "btt(rank=4)",
-    "kronecker",
-    "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)",
-    "low_rank",
-)
 MODES = ("forward", "forward+backward")
+LINEAR, LINEAR_BIAS = "nn.Linear", "nn.Linear + bias"
+
+
+class Case(NamedTuple):
+    """One square layer to measure."""
+
+    structure: str
+    width: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One way to multiply one layer: how many times faster than nn.Linear of the same widths.
+    """One way to compute one layer: how many times faster than nn.Linear of the same widths.
 
-    speed is the median over rounds of nn.Linear's time by this one's, low and high the ends of the
-    middle four fifths; peak_bytes is the most memory that was held at once beyond what was there.
+    kind is "baseline", "variant" (our multiply alone, one of VARIANTS), "peer" (another library's)
+    or "layer" (EinsumLinear as it is called, with bias and weight normalisation); baseline is the
+    row it is compared with, which has a bias if this one has. speed is the median over rounds of
+    the baseline's time by this one's, low and high the ends of the middle four fifths; peak_bytes
+    is the most memory that was held at once beyond what was there.
     """
 
     structure: str
@@ -47,13 +59,42 @@ class BenchRow:
     dtype: str
     mode: str
     variant: str
+    kind: str
+    baseline: str
     is_chosen: bool
     limit: float
     speed: float
     low: float
     high: float
+    rounds: int
     milliseconds: float
     peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """The rows of one or more cases, and a line for everything that a reader might miss in them."""
+
+    rows: tuple[BenchRow, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    kind: str
+    baseline: str
+    forward: Callable[[], Tensor]
+    tensors: tuple[Tensor, ...]
+
+    def action(self, mode: str) -> Callable[[], object]:
+        if mode == "forward":
+            return torch.no_grad()(self.forward)
+
+        def both() -> object:
+            y = self.forward()
+            return torch.autograd.grad(y, self.tensors, torch.ones_like(y))
+
+        return both
 
 
 def machine_facts() -> dict[str, object]:
@@ -69,74 +110,100 @@ def machine_facts() -> dict[str, object]:
     }
 
 
-def bench_case(
-    structure: str, width: int, tokens: int, dtype: torch.dtype = torch.float32, *, repeats: int = 9
-) -> list[BenchRow]:
-    """All variants of one square layer against nn.Linear, timed in turns."""
+def bench_cases(
+    structures: Sequence[str], widths: Sequence[int], tokens: Sequence[int]
+) -> list[Case]:
+    """Every structure at every width and number of tokens, each once; all are checked at once."""
+    for values, name, example in (
+        (structures, "structures", "btt low_rank"),
+        (widths, "widths", "512 1024"),
+        (tokens, "tokens", "2048"),
+    ):
+        if not values:
+            raise EinlinearError(
+                what=f"--{name} has no values",
+                rule=f"the benchmark runs over one or more {name}",
+                fix=f"--{name} {example}, or leave --{name} out",
+            )
+    cases = [Case(*values) for values in product(structures, widths, tokens)]
+    for structure, width, count in cases:
+        make_plan(parse(structure), width, width)
+        whole_number(count, "tokens", 1)
+    return list(dict.fromkeys(cases))
+
+
+def bench_case(case: Case, dtype: torch.dtype = torch.float32, *, repeats: int = 9) -> BenchResult:
+    """All variants, the layer and the installed peers against nn.Linear, timed in turns."""
+    structure, width, tokens = case
     tokens = whole_number(tokens, "tokens", 1)
     repeats = whole_number(repeats, "repeats", 1)
     torch.manual_seed(0)
-    layer = EinsumLinear(width, width, bias=False, structure=parse(structure), dtype=dtype)
-    linear = nn.Linear(width, width, bias=False, dtype=dtype)
-    plan = layer.plan
+    layer = EinsumLinear(width, width, structure=structure, dtype=dtype)
     x = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
-    padded = nn.functional.pad(x.detach(), (0, plan.d_in_padded - width)).requires_grad_()
-    factors = [factor.detach().requires_grad_() for factor in layer.factors()]
-
-    def ours(variant: str) -> Callable[[], Tensor]:
-        return lambda: multiply(plan, padded, factors, variant)
-
-    forward: dict[str, Callable[[], Tensor]] = {"nn.Linear": lambda: linear(x)}
-    forward |= {variant: ours(variant) for variant in VARIANTS}
-    chosen = choose_variant(plan, tokens, "cpu")
+    runs, notes = _runs(layer, x)
+    limit = layer.plan.dense_macs / layer.plan.macs
+    chosen = choose_variant(layer.plan, tokens, x.device.type)
     rows = []
     for mode in MODES:
-        actions = {
-            name: _action(
-                run, [x, linear.weight] if name == "nn.Linear" else [padded, *factors], mode
-            )
-            for name, run in forward.items()
-        }
+        actions = {name: run.action(mode) for name, run in runs.items()}
         times = interleaved(actions, repeats)
-        for variant in ("nn.Linear", *VARIANTS):
-            ratios = sorted(d / t for d, t in zip(times["nn.Linear"], times[variant], strict=True))
-            cut = len(ratios) // 10
-            rows.append(
-                BenchRow(
-                    structure=structure,
-                    width=width,
-                    tokens=tokens,
-                    dtype=str(dtype).removeprefix("torch."),
-                    mode=mode,
-                    variant=variant,
-                    is_chosen=variant == chosen,
-                    limit=1.0 if variant == "nn.Linear" else plan.dense_macs / plan.macs,
-                    speed=median(ratios),
-                    low=ratios[cut],
-                    high=ratios[-1 - cut],
-                    milliseconds=1e3 * median(times[variant]),
-                    peak_bytes=peak_memory(actions[variant]),
-                )
+        for name, run in runs.items():
+            pairs = zip(times[run.baseline], times[name], strict=True)
+            ratios = sorted(dense / ours for dense, ours in pairs)
+            row = BenchRow(
+                structure=structure,
+                width=width,
+                tokens=tokens,
+                dtype=str(dtype).removeprefix("torch."),
+                mode=mode,
+                variant=name,
+                kind=run.kind,
+                baseline=run.baseline,
+                is_chosen=name == chosen,
+                limit=1.0 if run.kind == "baseline" else limit,
+                speed=median(ratios),
+                low=_quantile(ratios, 0.1),
+                high=_quantile(ratios, 0.9),
+                rounds=repeats,
+                milliseconds=1e3 * median(times[name]),
+                peak_bytes=peak_memory(actions[name]),
             )
-    return rows
+            rows.append(row)
+    return BenchResult(tuple(rows), tuple(notes))
 
 
-def _action(
-    run: Callable[[], Tensor], tensors: Sequence[Tensor], mode: str
-) -> Callable[[], object]:
-    if mode == "forward":
+def _runs(layer: EinsumLinear, x: Tensor) -> tuple[dict[str, _Run], list[str]]:
+    """What is timed, by name: the multiply alone in each way, then layers with their bias."""
+    plan, width = layer.plan, layer.in_features
+    padded = nn.functional.pad(x.detach(), (0, plan.d_in_padded - width)).requires_grad_()
+    factors = [factor.detach().requires_grad_() for factor in layer.factors()]
+    linear, linear_bias = (nn.Linear(width, width, bias=b, dtype=x.dtype) for b in (False, True))
+    runs = {LINEAR: _Run("baseline", LINEAR, partial(linear, x), (x, *linear.parameters()))}
+    for variant in VARIANTS:
+        forward = partial(multiply, plan, padded, factors, variant)
+        runs[variant] = _Run("variant", LINEAR, forward, (padded, *factors))
+    peers, notes = make_peers(plan, factors)
+    for peer in peers:
+        run = _Run("peer", LINEAR, partial(peer.run, padded), (padded, *peer.tensors))
+        try:
+            run.action(MODES[-1])()
+            runs[peer.name] = run
+        except Exception as error:  # whatever happens in another library is no reason to stop
+            notes.append(f"{peer.name} is left out of {plan.text}: {failure(error)}")
+    for name, kind, module in (
+        (LINEAR_BIAS, "baseline", linear_bias),
+        ("layer", "layer", layer),
+    ):
+        runs[name] = _Run(kind, LINEAR_BIAS, partial(module, x), (x, *module.parameters()))
+    return runs, notes
 
-        def forward() -> object:
-            with torch.no_grad():
-                return run()
 
-        return forward
-
-    def both() -> object:
-        y = run()
-        return torch.autograd.grad(y, list(tensors), torch.ones_like(y))
-
-    return both
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which a share of the values lies, between two of them if need be."""
+    below = int(share * (len(ordered) - 1))
+    above = min(below + 1, len(ordered) - 1)
+    part = share * (len(ordered) - 1) - below
+    return ordered[below] + part * (ordered[above] - ordered[below])
 
 
 def peak_memory(action: Callable[[], object]) -> int:
@@ -153,93 +220,150 @@ def peak_memory(action: Callable[[], object]) -> int:
     return peak
 
 
-def bench_page(rows: Sequence[BenchRow]) -> str:
+def bench_page(result: BenchResult) -> str:
     """One page that needs nothing else: bars of speed with their intervals, and the limits."""
-    groups = sorted({(row.mode, row.dtype, row.tokens) for row in rows}, reverse=True)
+    rows = result.rows
+    panels = list(dict.fromkeys((r.tokens, r.dtype, r.width, r.mode) for r in rows))
     calls = []
-    for number, group in enumerate(groups):
-        mode, dtype, tokens = group
-        held = [row for row in rows if (row.mode, row.dtype, row.tokens) == group]
-        data = [_bars(held, variant) for variant in VARIANTS]
-        data.append(_limits(held))
-        layout = {
-            "title": {"text": f"{mode}, {dtype}, {tokens:,} tokens"},
-            "yaxis": {"title": {"text": "times faster than nn.Linear"}, "gridcolor": "#e5e7eb"},
-            "xaxis": {"automargin": True, "tickangle": -35},
-            "legend": {"orientation": "h", "y": 1.1},
-            "barmode": "group",
-            "height": 460,
-            "plot_bgcolor": "#ffffff",
-            "font": {"family": "system-ui, sans-serif", "color": "#374151"},
-            "shapes": [_one_line()],
+    for number, panel in enumerate(panels):
+        held = [row for row in rows if (row.tokens, row.dtype, row.width, row.mode) == panel]
+        calls.append(f"draw('figure{number}', {json.dumps(_figure(held))});")
+    figures = [
+        f"<section><h2>{mode.replace('+', ' + ')}, width {width:,}</h2>"
+        f"<p>{tokens:,} tokens, {dtype}</p><div id='figure{number}'></div></section>"
+        for number, (tokens, dtype, width, mode) in enumerate(panels)
+    ]
+    facts = (f"<b>{escape(name)}</b> {escape(str(v))}" for name, v in machine_facts().items())
+    page = {
+        "FACTS": " &middot; ".join(facts),
+        "NOTES": "".join(f"<li>{escape(note)}</li>" for note in result.notes),
+        "FIGURES": "".join(figures),
+        "TABLE": "".join(map(_table_row, rows)),
+        "CALLS": "\n".join(calls).replace("</", "<\\/"),
+        "PLOTLY": plotly_script(),
+    }
+    template = resources.files("einlinear").joinpath("bench.html").read_text(encoding="utf-8")
+    return re.sub("%([A-Z]+)%", lambda match: page[match[1]], template)
+
+
+def _figure(rows: Sequence[BenchRow]) -> dict[str, object]:
+    """Groups of bars, one for each structure: variants, then the layer, then peers."""
+    places = {name: place for place, name in enumerate(dict.fromkeys(r.structure for r in rows))}
+    series = []
+    for kind, colors in _COLORS.items():
+        names = dict.fromkeys(row.variant for row in rows if row.kind == kind)
+        series += [(kind, name, color) for name, color in zip(names, cycle(colors))]
+    data: list[dict[str, object]] = [
+        _bars([row for row in rows if row.variant == name], places, kind, color)
+        for kind, name, color in series
+    ]
+    limits = {places[row.structure]: row.limit for row in rows if row.kind == "layer"}
+    line = {"color": "#0f9d58", "width": 2.5}
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "lines+text",
+            "name": "limit: FLOPs saved",
+            "x": [x for place in limits for x in (place - 0.44, place, place + 0.44, None)],
+            "y": [y for limit in limits.values() for y in (limit, limit, limit, None)],
+            "text": [t for v in limits.values() for t in ("", f"limit {v:.3g}", "", "")],
+            "textposition": "top center",
+            "textfont": {"color": line["color"], "size": 12},
+            "line": line,
+            "hoverinfo": "skip",
         }
-        calls.append(
-            f"Plotly.newPlot('figure{number}', {json.dumps(data)}, {json.dumps(layout)}, "
-            "{responsive: true, displayModeBar: false});"
-        )
-    figures = "".join(f"<div class='panel' id='figure{i}'></div>" for i in range(len(groups)))
-    facts = ", ".join(f"{name} {escape(str(value))}" for name, value in machine_facts().items())
-    return _PAGE.format(
-        facts=facts, figures=figures, plotly=plotly_script(), calls="\n".join(calls)
     )
+    return {"data": data, "labels": [_label(name) for name in places]}
 
 
-def _bars(rows: Sequence[BenchRow], variant: str) -> dict[str, object]:
-    held = [row for row in rows if row.variant == variant]
+def _bars(
+    rows: Sequence[BenchRow], places: Mapping[str, int], kind: str, color: str
+) -> dict[str, object]:
+    faint = [kind == "variant" and not row.is_chosen for row in rows]
     return {
         "type": "bar",
-        "name": variant,
-        "x": [_label(row) for row in held],
-        "y": [row.speed for row in held],
+        "name": rows[0].variant if kind != "layer" else "layer, with bias and normalisation",
+        "x": [places[row.structure] for row in rows],
+        "y": [row.speed for row in rows],
+        "customdata": [[row.structure, row.low, row.high, row.milliseconds] for row in rows],
         "error_y": {
             "type": "data",
             "symmetric": False,
-            "array": [row.high - row.speed for row in held],
-            "arrayminus": [row.speed - row.low for row in held],
+            "array": [row.high - row.speed for row in rows],
+            "arrayminus": [row.speed - row.low for row in rows],
+            "color": "#1f2937",
+            "thickness": 1.2,
+            "width": 3,
         },
         "marker": {
-            "color": {"einsum": "#9ca3af", "strided": "#2563a8", "dense": "#d97706"}[variant],
-            "opacity": [1.0 if row.is_chosen else 0.45 for row in held],
+            "color": color,
+            "opacity": [0.35 if is_faint else 1.0 for is_faint in faint],
+            "pattern": {"shape": "/" if kind == "peer" else "", "size": 6, "solidity": 0.25},
         },
     }
 
 
-def _limits(rows: Sequence[BenchRow]) -> dict[str, object]:
-    held = [row for row in rows if row.is_chosen]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "limit: FLOPs saved",
-        "x": [_label(row) for row in held],
-        "y": [row.limit for row in held],
-        "marker": {"symbol": "line-ew-open", "size": 36, "color": "#0f9d58"},
-    }
+def _label(structure: str) -> str:
+    """The structure's text in lines of about 20 characters."""
+    lines = [""]
+    for word in re.split("(?<=[, ])", structure):
+        if lines[-1] and len(lines[-1]) + len(word) > 20:
+            lines.append("")
+        lines[-1] += word
+    return "<br>".join(map(escape, lines))
 
 
-def _one_line() -> dict[str, object]:
-    line = {"color": "#6b7280", "dash": "dot"}
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": line}
+def _table_row(row: BenchRow) -> str:
+    name = f"<b>{escape(row.variant)}</b>" if row.is_chosen else escape(row.variant)
+    words = [escape(row.structure), f"{row.width}", f"{row.tokens}", row.dtype, row.mode, name]
+    words += [f"{row.limit:.1f}", f"{row.speed:.2f}", interval(row)]
+    words += [f"{row.speed / row.limit:.0%}", f"{row.milliseconds:.2f}"]
+    words += [f"{row.peak_bytes / 1e6:.1f}"]
+    return "<tr>" + "".join(f"<td>{word}" for word in words) + "</tr>\n"
 
 
-def _label(row: BenchRow) -> str:
-    return f"{row.structure}<br>width {row.width}"
+def interval(row: BenchRow) -> str:
+    """The middle four fifths of the rounds; one round has none."""
+    return f"{row.low:.2f} - {row.high:.2f}" if row.rounds > 1 else "one round"
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>einlinear benchmark</title><style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #1f2937; background: #f8fafc; margin: 0 auto;
-max-width: 1180px; padding: 32px 24px; }}
-.panel {{ background: #fff; border: 1px solid #e5e7eb; border-radius: 14px; margin: 16px 0; }}
-p {{ color: #4b5563; }}
-</style></head><body><h1>Structured layers against nn.Linear</h1>
-<p>{facts}</p>
-<p>The multiply alone, without bias, weight normalisation and padding. Bars are medians over rounds
-taken in turns, with the middle four fifths; solid bars are the
-variants that the layer chooses by itself.</p>
-{figures}<script>{plotly}</script><script>{calls}</script></body></html>
-"""
+_COLORS = {
+    "variant": ("#93a3b8", "#2563a8", "#0d9488", "#0ea5e9", "#84a98c"),
+    "layer": ("#7c3aed",),
+    "peer": ("#d97706", "#f2b866", "#be185d", "#f472b6"),
+}
 
 
-def as_json(rows: Sequence[BenchRow]) -> dict[str, object]:
-    """The facts of the machine and all rows, as plain data."""
-    return {"machine": machine_facts(), "rows": [asdict(row) for row in rows]}
+def as_json(result: BenchResult) -> dict[str, object]:
+    """The facts of the machine, all rows and the notes, as plain data."""
+    rows = [asdict(row) for row in result.rows]
+    return {"machine": machine_facts(), "notes": list(result.notes), "rows": rows}
+
+
+def merged(results: Sequence[BenchResult]) -> BenchResult:
+    """All rows; each note once, and how to add the peers that are missing."""
+    missing = missing_note()
+    notes = [note for result in results for note in result.notes] + ([missing] if missing else [])
+    rows = [row for result in results for row in result.rows]
+    return BenchResult(tuple(rows), tuple(dict.fromkeys(notes)))
+
+
+_KEY = ("structure", "width", "tokens", "dtype", "mode", "variant")
+
+
+def speeds(text: str, name: str) -> dict[tuple[object, ...], float]:
+    """The speed of every row of a bench.json, by what identifies the row."""
+    try:
+        rows = json.loads(text)["rows"]
+        return {tuple(row[key] for key in _KEY): float(row["speed"]) for row in rows}
+    except (ValueError, KeyError, TypeError) as error:
+        raise EinlinearError(
+            what=f"{name} holds no rows of a benchmark: {failure(error)}",
+            rule="a run is compared with the bench.json of another run",
+            fix="name a file that einlinear bench has written",
+        ) from error
+
+
+def row_key(row: BenchRow) -> tuple[object, ...]:
+    """What identifies a row in two runs."""
+    return tuple(getattr(row, key) for key in _KEY)

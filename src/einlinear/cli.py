@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from io import TextIOWrapper
 from pathlib import Path
@@ -90,49 +90,67 @@ def atlas(
 def bench(
     *,
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
-    structures: tuple[str, ...] = (),
+    structures: tuple[str, ...] = (
+        "btt",
+        "btt(rank=4)",
+        "kronecker",
+        "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)",
+        "low_rank",
+    ),
     widths: tuple[int, ...] = (1024,),
     tokens: tuple[int, ...] = (2048,),
     dtype: Literal["float32", "bfloat16", "float64"] = "float32",
     repeats: int = 9,
+    compare: Annotated[Path | None, tyro.conf.arg(metavar="OLD.json")] = None,
 ) -> None:
     """Time layers against nn.Linear of the same width, in turns: a table, a page and JSON.
 
     Args:
         out: folder for bench.json and bench.html.
-        structures: which; five well-known ones unless given.
+        structures: which.
         widths: of input and output.
         tokens: how many rows at once.
         dtype: of weights and inputs.
         repeats: how many rounds.
+        compare: bench.json of another run; a column shows the speed as a multiple of its speed.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what measures memory is talkative
     import torch  # torch and the layers take a while to load
 
     from einlinear import bench as benchmark
 
-    console = _console()
-    rows = []
+    old = None if compare is None else benchmark.speeds(_read(compare), str(compare))
+    cases = benchmark.bench_cases(structures, widths, tokens)
+    console = _console(150)
+    results = []
     with console.status("") as status:
-        for structure in structures or benchmark.STRUCTURES:
-            for width in widths:
-                for count in tokens:
-                    status.update(f"{structure} at width {width}, {count} tokens")
-                    kind = getattr(torch, dtype)
-                    rows += benchmark.bench_case(structure, width, count, kind, repeats=repeats)
+        for number, case in enumerate(cases, 1):
+            progress = f"case {number} of {len(cases)}: {case.structure} at width {case.width}, "
+            progress += f"{case.tokens} tokens"
+            status.update(progress)
+            if not console.is_terminal:  # a log shows no status line
+                print(progress, file=sys.stderr)
+            results.append(benchmark.bench_case(case, getattr(torch, dtype), repeats=repeats))
+    result = benchmark.merged(results)
     facts = benchmark.machine_facts()
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    console.print(_bench_table(rows))
-    _write(out / "bench.json", json.dumps(benchmark.as_json(rows), indent=1))
-    _write(out / "bench.html", benchmark.bench_page(rows))
+    console.print(_bench_table(result.rows, old))
+    for note in result.notes:
+        console.print(note, markup=False)
+    _write(out / "bench.json", json.dumps(benchmark.as_json(result), indent=1))
+    _write(out / "bench.html", benchmark.bench_page(result))
 
 
-def _bench_table(rows: Sequence[BenchRow]) -> Table:
+def _bench_table(rows: Sequence[BenchRow], old: Mapping[tuple[object, ...], float] | None) -> Table:
+    from einlinear.bench import interval, row_key
+
     table = Table("structure", "width", "tokens", "dtype", "pass", "variant", padding=(0, 0, 0, 1))
     for name in ("limit", "speed", "from - to", "of limit", "ms", "peak MB"):
         table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
+    if old is not None:
+        table.add_column("by old", justify="right")
+    for row, following in zip(rows, (*rows[1:], None), strict=True):
+        cells = [
             row.structure,
             str(row.width),
             str(row.tokens),
@@ -141,13 +159,17 @@ def _bench_table(rows: Sequence[BenchRow]) -> Table:
             f"{row.variant} *" if row.is_chosen else row.variant,
             f"{row.limit:.1f}",
             f"{row.speed:.2f}",
-            f"{row.low:.2f} - {row.high:.2f}",
+            interval(row),
             f"{row.speed / row.limit:.0%}",
             f"{row.milliseconds:.2f}",
             f"{row.peak_bytes / 1e6:.1f}",
-            style="bold" if row.is_chosen else None,
-            end_section=row.variant == "dense",
-        )
+        ]
+        if old is not None:
+            before = old.get(row_key(row))
+            cells.append(f"{row.speed / before:.2f}" if before else "-")
+        ends = following is None or row_key(following)[:-1] != row_key(row)[:-1]
+        is_ours = row.is_chosen or row.kind == "layer"
+        table.add_row(*cells, style="bold" if is_ours else None, end_section=ends)
     return table
 
 
@@ -186,9 +208,9 @@ def _note(message: Warning | str, *_: object) -> None:
 _ABOUT = f"Linear layers of any structure an einsum can express. Version {__version__}."
 
 
-def _console() -> Console:
+def _console(width: int = 132) -> Console:
     # Tables piped into a file or a pager are not cut at 80 columns.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 132)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
 def _write(path: Path, text: str) -> None:
@@ -202,6 +224,17 @@ def _write(path: Path, text: str) -> None:
             fix="choose another path, or make room and check its permissions",
         ) from error
     print(f"wrote {path}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise EinlinearError(
+            what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
+            rule="a run is compared with the bench.json of another run",
+            fix="name a file that einlinear bench has written",
+        ) from error
 
 
 def _facts(plan: Plan) -> Table:

@@ -1,0 +1,184 @@
+"""Peers: the same layers built with other libraries, where they are installed and can do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from einlinear.layers.execute import einsum_steps
+from einlinear.structures.plan import Plan, Step
+
+# What pip calls each module. tensorly-torch does not say that it needs tensorly.
+PACKAGES = {"tltorch": "tensorly-torch", "tensorly": "tensorly", "cola": "cola-ml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A layer of another library with the plan's weights.
+
+    run maps rows of input, whose axes are x_edges, to rows of output with axes y_edges: a library
+    may read its input in another order than the plan, and is not charged for that.
+    """
+
+    name: str
+    run: Callable[[Tensor], Tensor]
+    tensors: tuple[Tensor, ...]
+    x_edges: tuple[str, ...]
+    y_edges: tuple[str, ...]
+
+
+def make_peers(plan: Plan, factors: Sequence[Tensor]) -> tuple[list[Peer], list[str]]:
+    """The peers that compute this layer, with these factors; and a line for each that fails."""
+    makers: dict[str, Callable[[], Peer | None]] = {}
+    if find_spec("tltorch") and find_spec("tensorly"):
+        makers["tltorch"] = partial(tltorch_peer, plan, factors, "factorized")
+        makers["tltorch rebuilt"] = partial(tltorch_peer, plan, factors, "reconstructed")
+    if find_spec("cola"):
+        makers["cola"] = partial(cola_peer, plan, factors)
+    peers, notes = [], []
+    for name, make in makers.items():
+        try:
+            peer = make()
+            if peer is not None:
+                check_peer(peer, plan, factors)
+                peers.append(peer)
+        except Exception as error:  # whatever happens in another library is no reason to stop
+            notes.append(f"{name} is left out of {plan.text}: {failure(error)}")
+    return peers, notes
+
+
+def missing_note() -> str | None:
+    """How to add the rows of the peers that are not installed."""
+    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
+    if not missing:
+        return None
+    return f"not installed: {', '.join(missing)}; pip install {' '.join(missing)} adds their rows"
+
+
+def failure(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+
+
+def check_peer(peer: Peer, plan: Plan, factors: Sequence[Tensor]) -> None:
+    """Raise unless the peer gives what the plan gives, for a few rows."""
+    x_td = torch.randn(3, plan.d_in_padded, dtype=factors[0].dtype, device=factors[0].device)
+    with torch.no_grad():
+        expected = _reordered(einsum_steps(plan, x_td, factors), plan, plan.y_edges, peer.y_edges)
+        given = peer.run(_reordered(x_td, plan, plan.x_edges, peer.x_edges))
+    error = ((given - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+    if not error < (0.05 if factors[0].dtype == torch.bfloat16 else 1e-3):
+        raise ArithmeticError(f"its result is off by {error:.1%}")
+
+
+def _reordered(rows: Tensor, plan: Plan, before: Sequence[str], after: Sequence[str]) -> Tensor:
+    sizes = plan.sizes
+    axes = [before.index(edge) + 1 for edge in after]
+    return rows.reshape(-1, *(sizes[e] for e in before)).permute(0, *axes).flatten(1)
+
+
+def tltorch_peer(plan: Plan, factors: Sequence[Tensor], implementation: str) -> Peer | None:
+    """tltorch.FactorizedLinear with the factorization "blocktt", its name for a tensor train.
+
+    Low rank is the train whose first factor has no output axis and whose last has no input axis.
+    The parameters are the plan's. "factorized", the default, contracts the input with the factors
+    from A on, with the plan's FLOPs if the layer is square; "reconstructed" makes the matrix first,
+    with a dense layer's FLOPs. None if the structure is no train: an edge joins more than two
+    nodes, or factors that are no neighbours.
+    """
+    names = sorted(step.factor for step in plan.steps)
+    neighbours = {a + b for a, b in pairwise(names)}
+    sizes = plan.sizes
+    if any(len(edge) != 2 or (edge[0] not in "XY" and edge not in neighbours) for edge in sizes):
+        return None
+    ranks = [1, *(sizes.get(a + b, 1) for a, b in pairwise(names)), 1]
+    d_in, d_out = (tuple(sizes.get(side + name, 1) for name in names) for side in "XY")
+    layer = import_module("tltorch").FactorizedLinear(
+        d_in,
+        d_out,
+        bias=False,
+        factorization="blocktt",
+        rank=ranks,
+        implementation=implementation,
+        device=factors[0].device,
+        dtype=factors[0].dtype,
+    )
+    of_name = {step.factor: (step, f) for step, f in zip(plan.steps, factors, strict=True)}
+    parameters = list(layer.weight.factors)
+    with torch.no_grad():
+        for name, before, after, parameter in zip(
+            names, ["", *names], [*names[1:], ""], parameters, strict=False
+        ):
+            step, factor = of_name[name]
+            wanted = (before + name, "Y" + name, "X" + name, name + after)
+            axes = [step.edges.index(edge) for edge in wanted if edge in step.edges]
+            parameter.copy_(factor.permute(axes).reshape(parameter.shape))
+    return Peer(
+        name="tltorch" if implementation == "factorized" else "tltorch rebuilt",
+        run=layer,
+        tensors=tuple(parameters),
+        x_edges=tuple("X" + name for name in names if "X" + name in sizes),
+        y_edges=tuple("Y" + name for name in names if "Y" + name in sizes),
+    )
+
+
+def cola_peer(plan: Plan, factors: Sequence[Tensor]) -> Peer:
+    """A cola.ops operator: any structure, with the plan's parameters and FLOPs.
+
+    Kronecker where the plan is a plain Kronecker product. Else the product of the plan's steps: a
+    Dense, or a BlockDiag of one Dense per batch index, in a Kronecker product with the Identity
+    along the kept axes, and a Permutation of the axes between two steps. Low rank is thus the
+    product of two Dense. cola multiplies columns, so rows are transposed, which costs nothing.
+    """
+    ops = import_module("cola").ops
+    tensors: list[Tensor] = []
+
+    def dense(matrix: Tensor) -> Any:
+        tensors.append(matrix.detach().contiguous().clone().requires_grad_())
+        return ops.Dense(tensors[-1])
+
+    if all(len(edge) == 2 and edge[0] in "XY" for edge in plan.sizes) and all(
+        len(step.contracted) == len(step.new) == 1 for step in plan.steps
+    ):
+        operator = ops.Kronecker(*(dense(factor.t()) for factor in factors))
+        before = tuple(step.contracted[0] for step in plan.steps)
+        after = tuple(step.new[0] for step in plan.steps)
+    else:
+        operators: list[Any] = []
+        before = after = tuple[str, ...]()
+        for step, factor in zip(plan.steps, factors, strict=True):
+            wanted = (*step.batch, *step.contracted, *step.kept)
+            if not operators:
+                before = wanted
+            elif wanted != after:
+                rows = torch.arange(prod(plan.sizes[e] for e in after))[None]
+                order = _reordered(rows, plan, after, wanted)[0]
+                operators.insert(0, ops.Permutation(order, dtype=factor.dtype))
+            operators.insert(0, _cola_step(ops, plan, step, factor, dense))
+            after = (*step.batch, *step.new, *step.kept)
+        operator = ops.Product(*operators) if len(operators) > 1 else operators[0]
+    return Peer("cola", lambda x_td: (operator @ x_td.t()).t(), tuple(tensors), before, after)
+
+
+def _cola_step(
+    ops: Any, plan: Plan, step: Step, factor: Tensor, dense: Callable[[Tensor], Any]
+) -> Any:
+    sizes = plan.sizes
+    batch, contracted, new, kept = (
+        prod(sizes[edge] for edge in edges)
+        for edges in (step.batch, step.contracted, step.new, step.kept)
+    )
+    blocks = [dense(block.t()) for block in factor.reshape(batch, contracted, new)]
+    operator = ops.BlockDiag(*blocks) if batch > 1 else blocks[0]
+    if kept == 1:
+        return operator
+    return ops.Kronecker(operator, ops.Identity((kept, kept), dtype=factor.dtype))
