@@ -79,7 +79,7 @@ def test_peak_memory_counts_what_is_held_at_once():
 def test_backward_needs_more_memory_than_forward(result):
     peaks = {(row.mode, row.variant): row.peak_bytes for row in result.rows}
     for variant in VARIANTS:
-        assert peaks["forward+backward", variant] > peaks["forward", variant] > 64 * 300 * 4
+        assert peaks["forward+backward", variant] > peaks["forward", variant] >= 64 * 300 * 4
 
 
 def test_the_page_draws_every_row_but_the_baselines(result):

@@ -23,7 +23,12 @@ ORDER = [
     "structures.atlas",
     "layers.scaling",
     "layers.program",
+    "layers.flat",
+    "layers.engine",
+    "layers.cost",
     "layers.strided",
+    "layers.compiled",
+    "layers.operators",
     "layers.execute",
     "layers.linear",
     "layers.tune",
@@ -35,7 +40,7 @@ ORDER = [
 WITHOUT_TORCH = [
     name
     for name in ORDER
-    if name.startswith("structures.") or name in ("errors", "layers.scaling", "layers.program")
+    if name == "errors" or name.startswith("structures.") or name in ORDER[12:17]
 ]
 
 

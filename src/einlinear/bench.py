@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from einlinear import __version__
 from einlinear.errors import EinlinearError
+from einlinear.layers import engine
 from einlinear.layers.execute import VARIANTS, choose_variant, multiply
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.tune import interleaved
@@ -107,6 +108,7 @@ def machine_facts() -> dict[str, object]:
         "processor": platform.processor() or platform.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
+        "engine": engine.status(),
     }
 
 
@@ -142,7 +144,7 @@ def bench_case(case: Case, dtype: torch.dtype = torch.float32, *, repeats: int =
     x = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
     runs, notes = _runs(layer, x)
     limit = layer.plan.dense_macs / layer.plan.macs
-    chosen = choose_variant(layer.plan, tokens, x.device.type)
+    chosen = choose_variant(layer.plan, tokens, x.device.type, x.dtype)
     rows = []
     for mode in MODES:
         actions = {name: run.action(mode) for name, run in runs.items()}
@@ -180,8 +182,8 @@ def _runs(layer: EinsumLinear, x: Tensor) -> tuple[dict[str, _Run], list[str]]:
     linear, linear_bias = (nn.Linear(width, width, bias=b, dtype=x.dtype) for b in (False, True))
     runs = {LINEAR: _Run("baseline", LINEAR, partial(linear, x), (x, *linear.parameters()))}
     for variant in VARIANTS:
-        forward = partial(multiply, plan, padded, factors, variant)
-        runs[variant] = _Run("variant", LINEAR, forward, (padded, *factors))
+        forward = partial(multiply, plan, x, factors, variant)
+        runs[variant] = _Run("variant", LINEAR, forward, (x, *factors))
     peers, notes = make_peers(plan, factors)
     for peer in peers:
         run = _Run("peer", LINEAR, partial(peer.run, padded), (padded, *peer.tensors))

@@ -141,6 +141,19 @@ def bench(
     _write(out / "bench.html", benchmark.bench_page(result))
 
 
+@app.command
+def doctor() -> None:
+    """Say what this installation runs on: versions, threads, the compiled engine."""
+    from einlinear import bench as benchmark  # torch takes a while to load
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in benchmark.machine_facts().items():
+        table.add_row(name, str(value))
+    _console().print(table)
+
+
 def _bench_table(rows: Sequence[BenchRow], old: Mapping[tuple[object, ...], float] | None) -> Table:
     from einlinear.bench import interval, row_key
 

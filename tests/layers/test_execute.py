@@ -12,15 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import einlinear as el
 from cases import STRUCTURES, WIDTHS, structures
 from einlinear import EinlinearError, make_plan
-from einlinear.layers import execute, strided
-from einlinear.layers.execute import (
-    VARIANTS,
-    choose_variant,
-    dense_weight,
-    multiply,
-    strided_backward_op,
-    strided_op,
-)
+from einlinear.layers import compiled, operators, strided
+from einlinear.layers.execute import VARIANTS, choose_variant, dense_weight, multiply
+
+FAST = [variant for variant in VARIANTS if variant not in ("einsum", "dense")]
+# A fast variant, and whether it keeps intermediates for the backward pass.
+KINDS = [("strided", True), *((variant, False) for variant in FAST)]
 
 TOL = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -30,7 +27,7 @@ def inputs(plan, num_tokens, dtype=torch.float64, seed=0):
     shapes = [plan.factor_shapes[step.factor] for step in plan.steps]
     tensors = [
         torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in [(num_tokens, plan.d_in_padded), *shapes]
+        for shape in [(num_tokens, plan.d_in), *shapes]
     ]
     return [tensor.to(dtype).requires_grad_() for tensor in tensors]
 
@@ -39,8 +36,10 @@ def oracle(plan, x, factors):
     """The dense matrix by one einsum in numpy, and its product with the input."""
     by_name = dict(zip((step.factor for step in plan.steps), factors, strict=True))
     arrays = [by_name[name].detach().double().numpy() for name in plan.factor_shapes]
-    eye = np.eye(plan.d_in_padded).reshape(-1, *(plan.sizes[e] for e in plan.x_edges))
-    rows = np.einsum(plan.equation, eye, *arrays, optimize=True).reshape(plan.d_in_padded, -1)
+    eye = np.eye(plan.d_in, plan.d_in_padded)
+    eye = eye.reshape(-1, *(plan.sizes[e] for e in plan.x_edges))
+    rows = np.einsum(plan.equation, eye, *arrays, optimize=True).reshape(plan.d_in, -1)
+    rows = rows[:, : plan.d_out]
     return x.detach().double().numpy() @ rows, rows.T
 
 
@@ -67,12 +66,15 @@ def assert_near(got, wanted, tolerance):
 def test_every_variant_is_the_oracle_with_all_gradients(variant, s, d_in, d_out, num_tokens, seed):
     plan = make_plan(s, d_in, d_out)
     x, *factors = inputs(plan, num_tokens, seed=seed)
-    y = multiply(plan, x, factors, variant)
+    bias = torch.linspace(-1, 1, d_out, dtype=torch.float64).requires_grad_()
+    everything = [x, bias, *factors]
+    y = multiply(plan, x, factors, variant, bias)
     expected, weight = oracle(plan, x, factors)
-    assert_near(y, torch.from_numpy(expected), 1e-10)
+    assert_near(y, torch.from_numpy(expected) + bias, 1e-10)
+    assert_near(multiply(plan, x, factors, variant), torch.from_numpy(expected), 1e-10)
     assert_near(dense_weight(plan, factors), torch.from_numpy(weight), 1e-10)
-    reference = gradients(multiply(plan, x, factors, "einsum"), [x, *factors])
-    for got, wanted in zip(gradients(y, [x, *factors]), reference, strict=True):
+    reference = gradients(multiply(plan, x, factors, "einsum", bias), everything)
+    for got, wanted in zip(gradients(y, everything), reference, strict=True):
         assert_near(got, wanted, 1e-10)
 
 
@@ -87,15 +89,15 @@ def test_the_oracle_sees_a_changed_factor():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's forward mode uses torch.jit
-@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize("variant", FAST)
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_gradcheck(name, save, monkeypatch):
-    monkeypatch.setattr(execute, "_SAVE_BYTES", 10**9 if save else 0)
+def test_gradcheck(name, variant):
     plan = make_plan(STRUCTURES[name], 12, 8)
-    tensors = inputs(plan, 3)
+    x, *factors = inputs(plan, 3)
+    tensors = [x, torch.ones(8, dtype=torch.float64, requires_grad=True), *factors]
 
-    def layer(x, *factors):
-        return multiply(plan, x, factors, "strided")
+    def layer(x, bias, *factors):
+        return multiply(plan, x, factors, variant, bias)
 
     assert gradcheck(layer, tensors)
     assert gradcheck(layer, tensors, check_forward_ad=True, check_backward_ad=False)
@@ -103,20 +105,19 @@ def test_gradcheck(name, save, monkeypatch):
         assert gradgradcheck(layer, tensors)
 
 
-@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize("variant", FAST)
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_only_gradients_that_are_wanted_are_made(name, save, monkeypatch):
-    monkeypatch.setattr(execute, "_SAVE_BYTES", 10**9 if save else 0)
+def test_only_gradients_that_are_wanted_are_made(name, variant):
     plan = make_plan(STRUCTURES[name], 64, 48)
     tensors = inputs(plan, 5)
-    everything = gradients(multiply(plan, tensors[0], tensors[1:], "strided"), tensors)
-    inner, counts = len(plan.steps) > 1, set()
+    everything = gradients(multiply(plan, tensors[0], tensors[1:], variant), tensors)
+    counts = set()
     for wanted in product([True, False], repeat=len(tensors)):
         if not any(wanted):
             continue
         for tensor, flag in zip(tensors, wanted, strict=True):
             tensor.requires_grad_(flag)
-        y = multiply(plan, tensors[0], tensors[1:], "strided")
+        y = multiply(plan, tensors[0], tensors[1:], variant)
         held = [tensor for tensor in tensors if tensor.requires_grad]
         with FlopCounterMode(display=False) as counter:
             got = iter(gradients(y, held))
@@ -124,7 +125,7 @@ def test_only_gradients_that_are_wanted_are_made(name, save, monkeypatch):
         for reference, flag in zip(everything, wanted, strict=True):
             if flag:
                 assert_near(next(got), reference, 1e-12)
-    again = 0 if save and inner else plan.macs - plan.steps[-1].macs
+    again = plan.macs - plan.steps[-1].macs
     assert max(counts) == 2 * 5 * (2 * plan.macs + again)
     assert min(counts) < max(counts)  # what is not wanted costs nothing
 
@@ -147,12 +148,13 @@ def test_second_derivatives_need_no_great_tensors():
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 301])
+@pytest.mark.parametrize("variant", FAST)
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_blocks_do_not_show(name, num_tokens, monkeypatch):
+def test_blocks_do_not_show(name, variant, num_tokens, monkeypatch):
     monkeypatch.setattr(strided, "_BLOCK_RANGE", (50, 50))
     plan = make_plan(STRUCTURES[name], 64, 48)
     x, *factors = inputs(plan, num_tokens)
-    y = multiply(plan, x, factors, "strided")
+    y = multiply(plan, x, factors, variant)
     reference = multiply(plan, x, factors, "einsum")
     assert_near(y, reference, 1e-10)
     wanted = gradients(reference, [x, *factors])
@@ -179,29 +181,29 @@ def test_other_precisions(variant, dtype):
     assert_near(y.double(), torch.from_numpy(oracle(plan, x, factors)[0]), TOL[dtype])
 
 
-def test_rows_far_apart_need_no_copy():
+@pytest.mark.parametrize("variant", FAST)
+def test_rows_far_apart_need_no_copy(variant):
     plan = make_plan(el.btt(rank=2), 64, 64)
     x, *factors = inputs(plan, 10)
     wide = torch.zeros(10, 200, dtype=x.dtype)
     wide[:, 50:114] = x.detach()
     view = wide[:, 50:114]
-    assert_near(
-        multiply(plan, view, factors, "strided"), multiply(plan, x, factors, "einsum"), 1e-10
-    )
+    assert_near(multiply(plan, view, factors, variant), multiply(plan, x, factors, "einsum"), 1e-10)
     turned = x.detach().t().contiguous().t()
     assert_near(
-        multiply(plan, turned, factors, "strided"), multiply(plan, x, factors, "einsum"), 1e-10
+        multiply(plan, turned, factors, variant), multiply(plan, x, factors, "einsum"), 1e-10
     )
 
 
+@pytest.mark.parametrize("variant", FAST)
 @pytest.mark.parametrize(
     "name", ["monarch", "btt(rank=2)", "kronecker", "generic", "btt(num_factors=3)"]
 )
-def test_the_fast_path_copies_nothing(name):
+def test_the_fast_path_copies_nothing(name, variant):
     plan = make_plan(STRUCTURES[name], 256, 256)
     x, *factors = inputs(plan, 512, torch.float32)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
-        y = multiply(plan, x, factors, "strided")
+        y = multiply(plan, x, factors, variant)
         torch.autograd.grad(y, [x, *factors], torch.ones_like(y))
     copied = [
         max((int(np.prod(shape)) for shape in event.input_shapes if shape), default=0)
@@ -221,18 +223,17 @@ def test_the_profiler_would_see_a_copy():
     assert max(int(np.prod(event.input_shapes[0])) for event in copies) > plan.params
 
 
-@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize("variant", FAST)
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_torch_counts_the_flops_of_the_plan(name, save, monkeypatch):
-    monkeypatch.setattr(execute, "_SAVE_BYTES", 10**9 if save else 0)
+def test_torch_counts_the_flops_of_the_plan(name, variant):
     plan = make_plan(STRUCTURES[name], 64, 64)
     x, *factors = inputs(plan, 10)
     with FlopCounterMode(display=False) as counter:
-        y = multiply(plan, x, factors, "strided")
+        y = multiply(plan, x, factors, variant)
     assert counter.get_total_flops() == 2 * 10 * plan.macs
     with FlopCounterMode(display=False) as counter:
         torch.autograd.grad(y, [x, *factors], torch.ones_like(y))
-    again = 0 if save and len(plan.steps) > 1 else plan.macs - plan.steps[-1].macs
+    again = plan.macs - plan.steps[-1].macs
     assert counter.get_total_flops() == 2 * 10 * (2 * plan.macs + again)
 
 
@@ -251,29 +252,39 @@ def test_einsum_counts_the_same():
 def test_a_variant_is_chosen_for_everything(name, widths):
     plan = make_plan(STRUCTURES[name], *widths)
     for num_tokens in (0, 1, 8, 2048):
-        assert choose_variant(plan, num_tokens, "cpu") in VARIANTS
+        assert choose_variant(plan, num_tokens, "cpu", torch.float32) in VARIANTS
+        assert choose_variant(plan, num_tokens, "cpu", torch.float16) in VARIANTS[:3]
+        assert choose_variant(plan, num_tokens, "cuda", torch.float32) in ("einsum", "dense")
 
 
-def test_what_is_chosen():
-    monarch = make_plan(el.monarch(), 1024, 1024)
-    assert choose_variant(monarch, 2048, "cpu") == "strided"
-    assert choose_variant(monarch, 1, "cpu") == "einsum"
-    assert choose_variant(make_plan(el.low_rank(), 1024, 1024), 2048, "cpu") == "einsum"
-    assert choose_variant(make_plan(el.btt(rank=8), 64, 64), 8192, "cpu") == "dense"
+@pytest.mark.parametrize("has_engine", [True, False])
+def test_what_is_chosen(has_engine, monkeypatch):
+    monkeypatch.setattr(compiled, "IS_AVAILABLE", has_engine)
+
+    def chosen(structure, width, num_tokens):
+        plan = make_plan(structure, width, width)
+        return choose_variant(plan, num_tokens, "cpu", torch.float32)
+
+    assert chosen(el.monarch(), 1024, 2048) == ("engine" if has_engine else "strided")
+    assert chosen(el.monarch(), 1024, 1) == ("engine" if has_engine else "einsum")
+    assert chosen(el.btt(rank=8), 64, 8192) == "dense"
+    if not has_engine:
+        assert chosen(el.low_rank(), 1024, 2048) == "einsum"
 
 
 def test_an_unknown_variant():
     plan = make_plan(el.btt(), 16, 16)
-    with pytest.raises(EinlinearError, match="einsum, strided, dense"):
+    with pytest.raises(EinlinearError, match="no variant 'magic'"):
         multiply(plan, *[inputs(plan, 2)[0], inputs(plan, 2)[1:]], "magic")
 
 
-def test_the_operator_passes_torchs_own_checks():
+@pytest.mark.parametrize("variant", FAST)
+def test_the_operators_pass_torchs_own_checks(variant):
     plan = make_plan(el.btt(rank=2), 16, 16)
     x, *factors = (tensor.detach() for tensor in inputs(plan, 5))
-    where = (plan.text, 16, 16)
-    for save in (True, False):
-        torch.library.opcheck(strided_op, (x, factors, *where, save))
-        y, saved = strided_op(x, factors, *where, save)
-        for wanted in ([True] * 3, [False, True, False]):
-            torch.library.opcheck(strided_backward_op, (x, factors, saved, y, wanted, *where))
+    bias = torch.ones(16, dtype=torch.float64)
+    where = (variant, plan.text, 16, 16)
+    torch.library.opcheck(operators.multiply_op, (x, factors, bias, *where))
+    y = operators.multiply_op(x, factors, None, *where)
+    for wanted in ([True] * 4, [False, False, True, False]):
+        torch.library.opcheck(operators.gradients_op, (x, factors, y, wanted, *where))

@@ -29,6 +29,24 @@ def test_every_group_has_one_stride_in_every_buffer(s, width):
                     assert buffer.stride(outer, 7, 100) == expected
 
 
+@given(structures(), st.integers(1, 64))
+def test_with_tokens_outermost_every_n_is_contiguous(s, width):
+    program = make_program(make_plan(s, width, width), "outer")
+    for step in (*program.forward, *program.input_gradients, *program.weight_gradients):
+        assert TOKENS not in step.n
+        assert {b.tokens for b in (step.out, step.left, step.right)} <= {"outer", "none"}
+        if step.n:
+            assert step.out.stride(step.n[-1], 1, 0) == 1
+            assert step.right.stride(step.n[-1], 1, 0) == 1
+
+
+def test_packs_are_for_steps_in_the_middle():
+    plan = make_plan(STRUCTURES["btt(rank=2,num_factors=4)"], 256, 256)
+    program = make_program(plan, "outer")
+    assert [pack is not None for pack in program.packs] == [False, True, True, False]
+    assert "pack packed" in str(program)
+
+
 def run(step, tensors, num_tokens):
     """A product by its definition, one number at a time, on flat buffers."""
     buffers = {"out": step.out, "left": step.left, "right": step.right}

@@ -8,7 +8,7 @@ from torch import nn
 
 import einlinear as el
 from einlinear import EinlinearError, EinsumLinear
-from einlinear.layers.execute import VARIANTS
+from einlinear.layers.execute import VARIANTS, choose_variant
 from einlinear.layers.linear import situation
 from einlinear.layers.tune import interleaved
 
@@ -43,7 +43,7 @@ def test_the_choice_is_used(variant, monkeypatch):
     used = []
     monkeypatch.setattr(
         "einlinear.layers.linear.multiply",
-        lambda plan, x, factors, variant: used.append(variant) or x @ layer.to_dense().t(),
+        lambda plan, x, factors, variant, bias: used.append(variant) or x @ layer.to_dense().t(),
     )
     torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-4)
     assert used == [variant]
@@ -63,11 +63,12 @@ def test_a_choice_is_for_its_dtype(monkeypatch):
     used = []
     monkeypatch.setattr(
         "einlinear.layers.linear.multiply",
-        lambda plan, x, factors, variant: used.append(variant) or x,
+        lambda plan, x, factors, variant, bias: used.append(variant) or x,
     )
     layer(torch.randn(300, 64))
     layer.double()(torch.randn(300, 64).double())
-    assert used == ["dense", "strided"]
+    assert used == ["dense", choose_variant(layer.plan, 300, "cpu", torch.float64)]
+    assert used[1] != "dense"
 
 
 def test_times_are_taken_in_turns():

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.execute import choose_variant, dense_weight, multiply
+from einlinear.layers import compiled
+from einlinear.layers.execute import VARIANTS, choose_variant, dense_weight, multiply
 from einlinear.layers.scaling import Scaling, factor_scaling
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
@@ -90,11 +91,14 @@ class EinsumLinear(nn.Module):
 
     def to_dense(self) -> Tensor:
         """The effective weight, (out_features, in_features), laid out as nn.Linear.weight."""
-        weight = dense_weight(self.plan, self.factors())
-        return weight[: self.out_features, : self.in_features]
+        return dense_weight(self.plan, self.factors())
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer applied to the last axis of x."""
+        if compiled.IS_AVAILABLE and not torch.is_grad_enabled():
+            y = self._infer(x)
+            if y is not None:
+                return y
         factors: list[Tensor] = self.factors()
         bias: Tensor | None = self.bias
         device = x.device.type
@@ -103,14 +107,24 @@ class EinsumLinear(nn.Module):
             x, factors = _cast(x, dtype), [_cast(factor, dtype) for factor in factors]
             bias = bias if bias is None else _cast(bias, dtype)
         self._check(x, factors[0].dtype)
-        plan = self.plan
         x_td = x.reshape(-1, self.in_features)
-        if plan.d_in_padded > plan.d_in:
-            x_td = nn.functional.pad(x_td, (0, plan.d_in_padded - plan.d_in))
-        variant = self._variant(x_td)
-        y_te = multiply(plan, x_td, factors, variant)[:, : plan.d_out]
-        y = y_te.reshape(*x.shape[:-1], self.out_features)
-        return y.contiguous() if bias is None else y + bias
+        y_te = multiply(self.plan, x_td, factors, self._variant(x_td), bias)
+        return y_te.reshape(*x.shape[:-1], self.out_features).contiguous()
+
+    def _infer(self, x: Tensor) -> Tensor | None:
+        """The output by the engine, normalisation folded in; None if it is not for the engine."""
+        factors = [getattr(self, step.factor) for step in self.plan.steps]
+        bias: Tensor | None = self.bias
+        tensors = factors if bias is None else [*factors, bias]
+        if not compiled.is_direct(x, tensors) or torch.is_autocast_enabled("cpu"):
+            return None
+        self._check(x, factors[0].dtype)
+        x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        if self._variant(x_td) != "engine":
+            return None
+        stds = self._stds if self.weight_norm else None
+        y_te = compiled.forward(self.plan, x_td, factors, bias, stds)
+        return y_te if x.dim() == 2 else y_te.reshape(*x.shape[:-1], self.out_features)
 
     def _variant(self, x_td: Tensor) -> str:
         """What was tuned for such an input, or what the model of costs says."""
@@ -118,8 +132,10 @@ class EinsumLinear(nn.Module):
         num_tokens = x_td.shape[0]
         is_known = isinstance(num_tokens, int) and not torch.compiler.is_compiling()
         known = int(num_tokens) if is_known else 2048
-        tuned = self.choices.get(situation(x_td, known)) if self.choices else None
-        return tuned or choose_variant(self.plan, known, x_td.device.type)
+        tuned = self.choices.get(situation(x_td, known), "") if self.choices else ""
+        if tuned in VARIANTS:  # a model may come from where there was an engine
+            return tuned
+        return choose_variant(self.plan, known, x_td.device.type, x_td.dtype)
 
     def _check(self, x: Tensor, dtype: torch.dtype) -> None:
         if x.dtype != dtype or x.shape[-1:] != (self.in_features,):

@@ -5,7 +5,9 @@ Every product of a structured layer, forward, input gradient and weight gradient
     C[loops, m, n] (+)= sum over k of  A[loops, m, k] * B[loops, k, n]
 
 on buffers that are never rearranged: a permutation of edges is only another stride. The input and
-the output have tokens outermost (rows of the layer's width), intermediates have tokens innermost.
+the output have tokens outermost (rows of the layer's width). Intermediates have tokens innermost
+for the portable path, whose multiplies are large; for the compiled engine, which takes a few tokens
+at a time, they are rows too, and n has stride 1 in the result and in the right operand.
 """
 
 from __future__ import annotations
@@ -90,6 +92,9 @@ class Product:
 class Program:
     """All products of a layer, one per step: forward, input gradients, weight gradients.
 
+    `packs` has one entry per step: a copy of one of its tensors, (to, from), to be made before its
+    weight gradient if neither tensor has a group of edges that is contiguous, else None.
+
     The gradient of an intermediate has a layout of its own, in which the edges that the backward
     pass makes are innermost. A factor therefore comes in up to three orders of its axes: as the
     forward pass reads it, as the backward pass reads it, and as its gradient is written.
@@ -99,6 +104,7 @@ class Program:
     forward: tuple[Product, ...]
     input_gradients: tuple[Product, ...]
     weight_gradients: tuple[Product, ...]
+    packs: tuple[tuple[Buffer, Buffer] | None, ...]
 
     def __str__(self) -> str:
         parts = {
@@ -106,28 +112,34 @@ class Program:
             "input gradients": self.input_gradients,
             "weight gradients": self.weight_gradients,
         }
-        return "\n".join(
+        lines = [
             f"{title}\n" + "\n".join(f"  {product}" for product in products)
             for title, products in parts.items()
-        )
+        ]
+        for pack in self.packs:
+            if pack:
+                to, source = pack
+                lines.append(f"pack {to.name}[{'.'.join(to.edges)}] = {source.name}")
+        return "\n".join(lines)
 
 
 @lru_cache(maxsize=4096)
-def make_program(plan: Plan) -> Program:
-    """The program of a plan."""
+def make_program(plan: Plan, tokens: str = "inner") -> Program:
+    """The program of a plan, with the tokens of intermediates "inner"most or "outer"most."""
     sizes = plan.sizes
     last = len(plan.steps)
     t = (TOKENS,)
 
     def tensor(i: int, name: str, edges: tuple[str, ...]) -> Buffer:
-        tokens = "outer" if i in (0, last) else "inner"
-        return Buffer(name, edges, tuple(sizes[edge] for edge in edges), tokens)
+        where = "outer" if i in (0, last) else tokens
+        return Buffer(name, edges, tuple(sizes[edge] for edge in edges), where)
 
     names = ["x", *(f"z{i}" for i in range(1, last)), "y"]
     values = [tensor(i, names[i], edges) for i, edges in enumerate(plan.layouts)]
     gradients = [tensor(i, f"g{names[i]}", _turned(plan, i)) for i in range(last + 1)]
 
     forward, input_gradients, weight_gradients = [], [], []
+    packs: list[tuple[Buffer, Buffer] | None] = []
     for i, step in enumerate(plan.steps):
 
         def factor(
@@ -149,6 +161,13 @@ def make_program(plan: Plan) -> Program:
 
         source, target = gradients[i + 1], gradients[i]
         weights, k, n = factor(step.factor, target, source)
+        if tokens == "outer":
+            weights = _regrouped(weights, (*step.batch, *n, *k))
+            input_gradients.append(_product(target, source, weights, m=t, n=k, k=n))
+            product, pack = _weight_gradient(step, before, source)
+            weight_gradients.append(product)
+            packs.append(pack)
+            continue
         if target.tokens == "outer":
             input_gradients.append(_product(target, source, weights, m=t, n=k, k=n))
         else:
@@ -156,7 +175,55 @@ def make_program(plan: Plan) -> Program:
 
         weights, k, n = factor(f"g{step.factor}", before, source)
         weight_gradients.append(_product(weights, before, source, m=k, n=n, k=t))
-    return Program(plan, tuple(forward), tuple(input_gradients), tuple(weight_gradients))
+        packs.append(None)
+    return Program(
+        plan, tuple(forward), tuple(input_gradients), tuple(weight_gradients), tuple(packs)
+    )
+
+
+def _weight_gradient(
+    step: Step, before: Buffer, source: Buffer
+) -> tuple[Product, tuple[Buffer, Buffer] | None]:
+    """The product of a step's two tensors that sums over tokens, and the copy it needs, if any.
+
+    The right operand is the tensor whose group of edges is contiguous (the longer, if both); where
+    none is, the narrower tensor is copied first.
+    """
+    groups = {
+        buffer.name: tuple(edge for edge in buffer.edges if edge in edges)
+        for buffer, edges in ((before, step.contracted), (source, step.new))
+    }
+    pairs = [(before, source), (source, before)]
+    ready = [
+        (a, b) for a, b in pairs if b.edges[len(b.edges) - len(groups[b.name]) :] == groups[b.name]
+    ]
+    if ready:
+        left, right = max(ready, key=lambda pair: _size(pair[1], groups[pair[1].name]))
+        pack = None
+    else:
+        left, original = min(pairs, key=lambda pair: pair[1].width)
+        inner = groups[original.name]
+        edges = (*(edge for edge in original.edges if edge not in inner), *inner)
+        right = _regrouped(original, edges, f"packed {original.name}")
+        groups[right.name] = inner
+        pack = (right, original)
+    m, n = groups[left.name], groups[right.name]
+    sizes = dict(zip(before.edges + source.edges, before.sizes + source.sizes, strict=True))
+    edges = (*step.batch, *m, *n)
+    out = Buffer(f"g{step.factor}", edges, tuple(sizes[edge] for edge in edges), "none")
+    return _product(out, left, right, m=m, n=n, k=(TOKENS,)), pack
+
+
+def _regrouped(buffer: Buffer, edges: tuple[str, ...], name: str = "") -> Buffer:
+    """The buffer with its edges in another order."""
+    sizes = dict(zip(buffer.edges, buffer.sizes, strict=True))
+    shape = tuple(sizes[edge] for edge in edges)
+    return Buffer(name or buffer.name, edges, shape, buffer.tokens)
+
+
+def _size(buffer: Buffer, group: tuple[str, ...]) -> int:
+    sizes = dict(zip(buffer.edges, buffer.sizes, strict=True))
+    return prod(sizes[edge] for edge in group)
 
 
 def _turned(plan: Plan, i: int) -> tuple[str, ...]:

@@ -1,27 +1,27 @@
 """The portable fast path: a program run by torch's batched matrix multiply, in place.
 
 Every operand and result is a view with the strides of the program: no activation is copied or
-transposed. Tokens go through in blocks, so that intermediates stay in cache. Intermediates are
-saved for the backward pass, or made again there where they are large: fresh memory costs more than
-the arithmetic.
+transposed. Tokens go through in blocks, so that intermediates stay in cache; the backward pass
+makes them again, block by block, because fresh memory for all costs as much as the arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product as indices
 from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from einlinear.layers.program import TOKENS, Product, Program, make_program
 from einlinear.structures.plan import Plan
 
-# Tokens at a time: as many as keep intermediates in a cache of 8 MB, within limits. Measured, see
+# Tokens at a time: as many as keep intermediates in a cache of 3 MB, within limits. Measured, see
 # docs/performance.md.
-_BLOCK_BYTES = 8 * 2**20
+_BLOCK_BYTES = 3 * 2**20
 _BLOCK_RANGE = (256, 1100)
 
 _Loop = tuple[int, int, int, int]  # size, and strides in out, left and right
@@ -43,33 +43,54 @@ def blocks(num_tokens: int, bytes_per_token: int) -> list[tuple[int, int]]:
     return [(start, min(length, num_tokens - start)) for start in range(0, num_tokens, length)]
 
 
-def forward(plan: Plan, x: Tensor, factors: list[Tensor], *, save: bool) -> tuple[Tensor, Tensor]:
-    """The output for rows of (padded) input, and the intermediates of all blocks if asked for."""
+def forward(plan: Plan, x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """The output for rows of input."""
     program = make_program(plan)
+    x = rows(padded(x, plan.d_in_padded))
+    factors = contiguous(factors)
     y = x.new_empty(x.shape[0], plan.d_out_padded)
-    saved = x.new_empty(x.shape[0] * plan.inner_width if save else 0)
     for start, length in blocks(x.shape[0], plan.inner_width * x.element_size()):
-        rows = slice(start, start + length)
-        inner = _intermediates(program, saved, x, start, length)
-        _run_forward(program, factors, [x[rows], *inner, y[rows]], length)
-    return y, saved
+        block = slice(start, start + length)
+        inner = _intermediates(program, x, length)
+        _run_forward(program, factors, [x[block], *inner, y[block]], length)
+        if bias is not None:
+            y[block, : plan.d_out].add_(bias)
+    return y[:, : plan.d_out].contiguous()
 
 
-def remade(wanted: Sequence[bool]) -> int:
-    """How many intermediates the gradients that are wanted (input, factors) need."""
-    return max((i for i, flag in enumerate(wanted[1:]) if flag), default=0)
+def rows(tensor: Tensor) -> Tensor:
+    """Rows whose numbers lie side by side; a copy only where they do not."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors; copies only of those that are not contiguous."""
+    return [t if t.is_contiguous() else t.contiguous() for t in tensors]
+
+
+def padded(tensor: Tensor, width: int) -> Tensor:
+    """Rows with zeros up to a width; themselves where they have it already."""
+    return tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1]))
+
+
+def num_remade(wanted: Sequence[bool]) -> int:
+    """How many intermediates the gradients that are wanted (input, bias, factors) need."""
+    return max((i for i, flag in enumerate(wanted[2:]) if flag), default=0)
 
 
 def backward(
     plan: Plan,
     x: Tensor,
-    factors: list[Tensor],
-    saved: Tensor,
+    factors: Sequence[Tensor],
     grad_y: Tensor,
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of the input and of the factors, as far as wanted."""
+    """The gradients of the input, of the bias and of the factors, as far as wanted."""
     program = make_program(plan)
+    want_x, want_bias, *want_factors = wanted
+    grad_bias = grad_y.sum(0) if want_bias else None
+    x, grad_y = rows(padded(x, plan.d_in_padded)), rows(padded(grad_y, plan.d_out_padded))
+    factors = contiguous(factors)
     axes = [step.edges for step in plan.steps]
     weights = [
         _reordered(factor, edges, step.weights.edges)
@@ -77,27 +98,27 @@ def backward(
     ]
     grads = [
         x.new_zeros(step.out.sizes) if flag else None
-        for step, flag in zip(program.weight_gradients, wanted[1:], strict=True)
+        for step, flag in zip(program.weight_gradients, want_factors, strict=True)
     ]
-    grad_x = x.new_empty(x.shape[0], plan.d_in_padded) if wanted[0] else None
+    grad_x = x.new_empty(x.shape[0], plan.d_in_padded) if want_x else None
     for start, length in blocks(x.shape[0], plan.inner_width * x.element_size()):
-        rows = slice(start, start + length)
-        tensors = [x[rows], *_intermediates(program, saved, x, start, length)]
-        if not saved.numel():
-            _run_forward(program, factors, tensors[: 1 + remade(wanted)], length)
-        source = grad_y[rows]
+        block = slice(start, start + length)
+        tensors = [x[block], *_intermediates(program, x, length)]
+        _run_forward(program, factors, tensors[: 1 + num_remade(wanted)], length)
+        source = grad_y[block]
         for i in reversed(range(len(factors))):
             grad = grads[i]
             if grad is not None:
                 _run(program.weight_gradients[i], grad, tensors[i], source, length, add=True)
-            if not any(wanted[: i + 1]):
+            if not (want_x or any(want_factors[:i])):
                 break
             step = program.input_gradients[i]
-            target = x.new_empty(step.out.width * length) if i or grad_x is None else grad_x[rows]
+            target = x.new_empty(step.out.width * length) if i or grad_x is None else grad_x[block]
             _run(step, target, *step.operands(weights[i], source), length)
             source = target
     return [
-        grad_x,
+        None if grad_x is None else grad_x[:, : plan.d_in].contiguous(),
+        grad_bias,
         *(
             None if grad is None else _reordered(grad, step.out.edges, edges)
             for grad, step, edges in zip(grads, program.weight_gradients, axes, strict=True)
@@ -105,19 +126,13 @@ def backward(
     ]
 
 
-def _intermediates(
-    program: Program, saved: Tensor, x: Tensor, start: int, length: int
-) -> Iterator[Tensor]:
-    """Room for the intermediates of a block: its part of what is saved, or fresh."""
-    place = start * program.plan.inner_width
-    for step in program.forward[:-1]:
-        size = step.out.width * length
-        yield saved[place : place + size] if saved.numel() else x.new_empty(size)
-        place += size
+def _intermediates(program: Program, x: Tensor, length: int) -> list[Tensor]:
+    """Room for the intermediates of a block."""
+    return [x.new_empty(step.out.width * length) for step in program.forward[:-1]]
 
 
 def _run_forward(
-    program: Program, factors: list[Tensor], tensors: list[Tensor], length: int
+    program: Program, factors: Sequence[Tensor], tensors: list[Tensor], length: int
 ) -> None:
     """Fill in what follows the first tensor, as far as there are tensors."""
     for step, weight, before, after in zip(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.execute import VARIANTS, multiply
+from einlinear.layers.execute import ALL_VARIANTS, VARIANTS, multiply
 from einlinear.layers.linear import EinsumLinear, situation
 from einlinear.structures.plan import Plan
 from einlinear.structures.values import whole_number
@@ -45,12 +45,12 @@ def tune(
         )
     if choices is not None:
         for name, chosen in choices.items():
-            is_known = name in layers and set(chosen.values()) <= set(VARIANTS)
+            is_known = name in layers and set(chosen.values()) <= set(ALL_VARIANTS)
             if not is_known or not all(map(_SITUATION.fullmatch, chosen)):
                 raise EinlinearError(
                     what=f"there is a choice {dict(chosen)} for the layer {name!r}",
                     rule="choices name layers of the model, situations such as 'cpu float32 up to "
-                    f"2048 tokens', and variants {', '.join(VARIANTS)}",
+                    f"2048 tokens', and variants {', '.join(ALL_VARIANTS)}",
                     fix="give back what tune returned for such a model; its layers are "
                     f"{', '.join(map(repr, layers))}",
                 )
@@ -79,7 +79,7 @@ def tune(
 def _fastest(layer: EinsumLinear, tokens: int, repeats: int) -> str:
     plan = layer.plan
     factors = [f.detach().requires_grad_() for f in layer.factors()]
-    x_td = factors[0].detach().new_ones(tokens, plan.d_in_padded).requires_grad_()
+    x_td = factors[0].detach().new_ones(tokens, plan.d_in).requires_grad_()
 
     def action(variant: str) -> Callable[[], object]:
         def run() -> object:

@@ -1,0 +1,273 @@
+"""The compiled engine seen from Python: plans, addresses and row lengths in, nothing out.
+
+Works on addresses, so that it needs neither torch nor numpy: pass `tensor.data_ptr()` or
+`array.ctypes.data`. Rows of x have d_in numbers, rows of y d_out; row lengths are distances between
+rows, in numbers. Factors are contiguous, in the order of the plan's steps. An address of 0 stands
+for an array that is absent or not wanted. The GIL is released while the engine works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from struct import Struct
+
+from einlinear.errors import EinlinearError
+from einlinear.layers.flat import compile_program
+from einlinear.structures.plan import Plan
+
+DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2}
+TARGETS = ("generic", "avx2", "avx512")
+_SUFFIXES = (".so", ".pyd", ".dylib")
+_FAILURES = {
+    -1: "the engine could not get memory for its workspace",
+    -2: "the engine was built for another version of this package, or the structure is too large",
+}
+
+
+class _Library:
+    """The loaded library, its way of using threads, and the target it was made to use."""
+
+    def __init__(self, path: Path):
+        library = ctypes.CDLL(str(path))
+        self.forward = library.einlinear_forward
+        self.backward = library.einlinear_backward
+        self.target = library.einlinear_target
+        for function in (self.forward, self.backward):
+            function.argtypes = [ctypes.c_char_p]
+        library.einlinear_use_gomp.argtypes = [ctypes.c_void_p] * 3
+        self.has_neon = bool(library.einlinear_has_neon())
+        self.pool = "its own threads"
+        found = _loaded_gomp()
+        if found:
+            names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+            addresses = [ctypes.cast(getattr(found, name), ctypes.c_void_p) for name in names]
+            library.einlinear_use_gomp(*addresses)
+            self.pool = "torch's thread pool"
+        wanted = os.environ.get("EINLINEAR_TARGET", "")
+        self.chosen = self.target(TARGETS.index(wanted) if wanted in TARGETS else -1)
+        if self.chosen < 0:  # asked for what this machine cannot run
+            self.chosen = self.target(-1)
+
+
+def _loaded_gomp() -> ctypes.CDLL | None:
+    """The libgomp that is in this process already: a second pool would spin against its threads."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith("libgomp") and ".so" in Path(path).name:
+            try:
+                return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+            except OSError:
+                continue
+    return None
+
+
+@lru_cache(maxsize=1)
+def _load() -> tuple[_Library | None, str]:
+    """The library, or why there is none."""
+    if os.environ.get("EINLINEAR_NO_ENGINE", "") not in ("", "0"):
+        return None, "EINLINEAR_NO_ENGINE is set"
+    folder = Path(__file__).parent
+    paths = sorted(p for p in folder.glob("_engine*") if p.suffix in _SUFFIXES)
+    if not paths:
+        return None, "it was not built: install the package where there is a C compiler"
+    try:
+        return _Library(paths[0]), ""
+    except (OSError, AttributeError) as error:
+        return None, f"{paths[0].name} could not be loaded: {error}"
+
+
+def is_available() -> bool:
+    """Whether the engine is there and can be used."""
+    return _load()[0] is not None
+
+
+def status() -> str:
+    """One line: which engine is in use, or why none is."""
+    library, reason = _load()
+    if library is None:
+        return f"no compiled engine: {reason}"
+    name = {"avx2": "AVX2", "avx512": "AVX-512"}.get(TARGETS[library.chosen], "")
+    if not name:
+        name = "NEON" if library.has_neon else f"generic {platform.machine()}"
+    return f"compiled engine, {name}, {library.pool}"
+
+
+def set_target(name: str | None = None) -> str:
+    """Make the engine use one of TARGETS, or the best (None). Returns the one in use."""
+    library = _library()
+    if name is not None and name not in TARGETS:
+        raise EinlinearError(
+            what=f"there is no target {name!r}",
+            rule=f"a target is one of {', '.join(TARGETS)}",
+            fix="leave it out to use the best one",
+        )
+    chosen = library.target(-1 if name is None else TARGETS.index(name))
+    if chosen < 0:
+        raise EinlinearError(
+            what=f"this processor cannot run the target {name!r}",
+            rule="a target needs the instructions it is named after",
+            fix=f"use one of {', '.join(supported_targets())}",
+        )
+    library.chosen = chosen
+    return TARGETS[chosen]
+
+
+def supported_targets() -> tuple[str, ...]:
+    """The targets that this processor can run."""
+    library = _library()
+    found = tuple(name for i, name in enumerate(TARGETS) if library.target(i) >= 0)
+    library.target(library.chosen)
+    return found
+
+
+def _library() -> _Library:
+    library, reason = _load()
+    if library is None:
+        raise EinlinearError(
+            what="the compiled engine is not in use",
+            rule=reason,
+            fix="reinstall the package with a C compiler at hand, or use another variant",
+        )
+    return library
+
+
+class _Prepared:
+    """What a call needs to know of a plan, laid out once."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.numbers = array("q", compile_program(plan).numbers)
+        self.program = self.numbers.buffer_info()[0]
+        self.steps = len(plan.steps)
+        self.pack_forward = Struct(f"{12 + self.steps}q").pack
+        self.pack_backward = Struct(f"{11 + 2 * self.steps}q").pack
+
+
+# By identity: hashing a plan takes longer than a small layer. Holding the plan keeps its id.
+_prepared: dict[int, _Prepared] = {}
+_MOST_PREPARED = 4096
+
+
+def _prepare(plan: Plan) -> _Prepared:
+    if not isinstance(plan, Plan):
+        raise EinlinearError(
+            what=f"the engine was given {plan!r} for a plan",
+            rule="the engine runs plans",
+            fix="pass make_plan(structure, d_in, d_out)",
+        )
+    if len(_prepared) >= _MOST_PREPARED:
+        _prepared.clear()
+    prepared = _prepared[id(plan)] = _Prepared(plan)
+    return prepared
+
+
+def forward(
+    plan: Plan,
+    dtype: str,
+    tokens: int,
+    x: int,
+    x_row: int,
+    factors: Sequence[int],
+    bias: int,
+    y: int,
+    y_row: int,
+    *,
+    stds: Sequence[float] | None = None,
+    scales: Sequence[float] | None = None,
+    threads: int = 1,
+) -> tuple[float, ...] | None:
+    """Write y = W x + bias for rows of x.
+
+    With stds every factor M is used as M / max(1, rms(M) / std); the scales found, one per factor,
+    are returned. Given as `scales` they are used as they are and not computed again.
+    """
+    prepared = _prepared.get(id(plan)) or _prepare(plan)
+    if stds is None and scales is None:
+        given, stds_at, scales_at = None, 0, 0
+    else:
+        given = array("d", stds if scales is None else scales)  # type: ignore[arg-type]
+        _check_count(len(given), prepared.steps, "stds or scales")
+        given = given + given
+        stds_at = given.buffer_info()[0]
+        scales_at = stds_at + 8 * prepared.steps
+    try:
+        packed = prepared.pack_forward(
+            prepared.program, DTYPES[dtype], tokens, threads, x, x_row, bias, y, y_row,
+            stds_at, scales_at, scales is not None, *factors,
+        )  # fmt: skip
+    except Exception as error:
+        raise _bad_call(dtype, error) from error
+    code = _library().forward(packed)
+    if code:
+        raise _failure(code)
+    return tuple(given[prepared.steps :]) if given is not None else None
+
+
+def backward(
+    plan: Plan,
+    dtype: str,
+    tokens: int,
+    x: int,
+    x_row: int,
+    factors: Sequence[int],
+    grad_y: int,
+    grad_y_row: int,
+    grad_x: int,
+    grad_x_row: int,
+    grad_factors: Sequence[int],
+    grad_bias: int,
+    *,
+    threads: int = 1,
+) -> None:
+    """Write the gradients of x, of the factors and of the bias; 0 for those not wanted."""
+    prepared = _prepared.get(id(plan)) or _prepare(plan)
+    _check_count(len(grad_factors), prepared.steps, "gradients")
+    try:
+        packed = prepared.pack_backward(
+            prepared.program, DTYPES[dtype], tokens, threads, x, x_row, grad_y, grad_y_row,
+            grad_x, grad_x_row, grad_bias, *factors, *grad_factors,
+        )  # fmt: skip
+    except Exception as error:
+        raise _bad_call(dtype, error) from error
+    code = _library().backward(packed)
+    if code:
+        raise _failure(code)
+
+
+def _check_count(count: int, wanted: int, name: str) -> None:
+    if count != wanted:
+        raise EinlinearError(
+            what=f"the engine was given {count} {name}",
+            rule=f"there is one per factor: {wanted}",
+            fix="pass them in the order of the plan's steps",
+        )
+
+
+def _bad_call(dtype: object, error: Exception) -> EinlinearError:
+    return EinlinearError(
+        what=f"the engine cannot be called like this, with dtype {dtype!r}: {error}",
+        rule=f"dtypes are {', '.join(DTYPES)}; addresses, sizes and row lengths are whole numbers, "
+        "and there is one factor per step",
+        fix="pass data_ptr() of contiguous tensors, and stride(0) of rows",
+    )
+
+
+def _failure(code: int) -> EinlinearError | MemoryError:
+    text = _FAILURES.get(code, f"the engine failed with code {code}")
+    if code == -1:
+        return MemoryError(text)
+    return EinlinearError(
+        what=text,
+        rule="the library and the package are built together",
+        fix="reinstall the package, or use another variant",
+    )
