@@ -144,9 +144,11 @@ def bench_case(case: Case, dtype: torch.dtype = torch.float32, *, repeats: int =
     x = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
     runs, notes = _runs(layer, x)
     limit = layer.plan.dense_macs / layer.plan.macs
-    chosen = choose_variant(layer.plan, tokens, x.device.type, x.dtype)
     rows = []
     for mode in MODES:
+        chosen = choose_variant(
+            layer.plan, tokens, x.device.type, x.dtype, has_backward=mode != "forward"
+        )
         actions = {name: run.action(mode) for name, run in runs.items()}
         times = interleaved(actions, repeats)
         for name, run in runs.items():

@@ -22,7 +22,8 @@ def make(name="btt(rank=2)", width=64, **options):
     if layer.bias is not None:
         nn.init.normal_(layer.bias)
     layer.choices = {
-        f"cpu {dtype} up to {1 << n} tokens": "engine"
+        f"cpu {dtype} up to {1 << n} tokens{passes}": "engine"
+        for passes in ("", ", forward")
         for dtype in ("float32", "float64", "bfloat16")
         for n in range(12)
     }

@@ -261,12 +261,13 @@ def test_a_variant_is_chosen_for_everything(name, widths):
 def test_what_is_chosen(has_engine, monkeypatch):
     monkeypatch.setattr(compiled, "IS_AVAILABLE", has_engine)
 
-    def chosen(structure, width, num_tokens):
+    def chosen(structure, width, num_tokens, has_backward=True):
         plan = make_plan(structure, width, width)
-        return choose_variant(plan, num_tokens, "cpu", torch.float32)
+        return choose_variant(plan, num_tokens, "cpu", torch.float32, has_backward=has_backward)
 
     assert chosen(el.monarch(), 1024, 2048) == ("engine" if has_engine else "strided")
-    assert chosen(el.monarch(), 1024, 1) == ("engine" if has_engine else "einsum")
+    assert chosen(el.monarch(), 1024, 1, False) == ("engine" if has_engine else "einsum")
+    assert chosen(el.btt(rank=4), 4096, 1) == "einsum"
     assert chosen(el.btt(rank=8), 64, 8192) == "dense"
     if not has_engine:
         assert chosen(el.low_rank(), 1024, 2048) == "einsum"

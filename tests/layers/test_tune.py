@@ -25,7 +25,8 @@ def test_choices_are_made_kept_and_given_back():
     model = make()
     choices = el.tune(model, tokens=300, repeats=2)
     assert sorted(choices) == ["0", "2"]
-    assert all(set(chosen) == {"cpu float32 up to 512 tokens"} for chosen in choices.values())
+    name = "cpu float32 up to 512 tokens"
+    assert all(set(chosen) == {name, f"{name}, forward"} for chosen in choices.values())
     assert all(set(chosen.values()) <= set(VARIANTS) for chosen in choices.values())
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert again[0].choices == model[0].choices
@@ -54,7 +55,8 @@ def test_the_choice_is_used(variant, monkeypatch):
 )
 def test_situations(tokens, name):
     x = torch.empty(1, dtype=torch.bfloat16)
-    assert situation(x, tokens) == f"cpu bfloat16 up to {name} tokens"
+    assert situation(x, tokens, True) == f"cpu bfloat16 up to {name} tokens"
+    assert situation(x, tokens, False) == f"cpu bfloat16 up to {name} tokens, forward"
 
 
 def test_a_choice_is_for_its_dtype(monkeypatch):

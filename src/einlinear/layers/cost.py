@@ -8,51 +8,68 @@ from math import prod
 
 from einlinear.structures.plan import Plan
 
-# Nanoseconds of forward + backward on two cores of a CPU: per call, per step, and per token for
-# every multiply-add, every number that a step reads or writes, every number that a small matrix
-# reads or writes. Fitted to a grid of five structures, widths 16 to 8192 and 1 to 8192 tokens,
-# float32; docs/performance.md says how well the choice does.
-_COSTS = {
-    "einsum": (78e3, 156e3, 0.039, 1.7, 1.1),
-    "strided": (148e3, 297e3, 0.048, 2.1, 0.0),
-    "dense": (430e3, 0.0, 0.039, 0.8, 0.0),
-    "engine": (60e3, 5e3, 0.04, 0.5, 0.5),
+_LANES = 8  # numbers in a vector
+
+# Nanoseconds on two cores of a CPU, float32, forward alone and forward + backward: per call, per
+# step, per weight; and per token for every multiply-add, every number that a step moves along batch
+# axes, every number it moves along shared axes, every number that a small matrix reads or writes.
+# Fitted to five structures at widths 16 to 8192 and 1 to 8192 tokens; docs/performance.md says how
+# well the choice does.
+_FORWARD = {
+    "einsum": (15e3, 30e3, 0.29, 0.014, 0.73, 0.30, 0.32),
+    "strided": (47e3, 93e3, 0.76, 0.013, 0.70, 0.70, 0.0),
+    "engine": (3e3, 5.5e3, 0.11, 0.016, 0.08, 0.08, 0.0),
 }
+_BOTH = {
+    "einsum": (76e3, 153e3, 1.3, 0.042, 2.0, 0.94, 1.14),
+    "strided": (137e3, 273e3, 3.5, 0.035, 2.0, 2.0, 0.70),
+    "engine": (47e3, 94e3, 4.4, 0.064, 0.35, 0.35, 0.0),
+}
+# The same for the dense variant: per call; per token for a multiply-add of the dense layer and for
+# a number of input and output; and for each of the d_in rows of the matrix that it makes, for a
+# multiply-add of the plan and a number moved.
+_DENSE_FORWARD = (126e3, 0.014, 0.015, 0.027, 0.52)
+_DENSE_BOTH = (430e3, 0.044, 0.37, 0.075, 1.1)
 
 
-def cheapest(plan: Plan, num_tokens: int, variants: Sequence[str]) -> str:
+def cheapest(plan: Plan, num_tokens: int, variants: Sequence[str], has_backward: bool) -> str:
     """The variant that costs least by the model; the first of equals."""
-    costs = [nanoseconds(plan, num_tokens, variant) for variant in variants]
+    costs = [nanoseconds(plan, num_tokens, variant, has_backward) for variant in variants]
     return variants[costs.index(min(costs))]  # in words that torch.compile can read
 
 
 cheapest_cached = lru_cache(maxsize=65536)(cheapest)
 
 
-def nanoseconds(plan: Plan, num_tokens: int, variant: str) -> float:
-    """About how long forward and backward take on a CPU.
+def nanoseconds(plan: Plan, num_tokens: int, variant: str, has_backward: bool) -> float:
+    """About how long a layer takes on a CPU: fixed costs, and costs per token.
 
-        call + step * steps + tokens * (mac * macs + number * moved + tile * tiled)
-
-    Einsum moves what it has to transpose: what steps with batch or kept axes read and write. The
-    dense variant makes the matrix first, which is einsum on d_in tokens.
+    Einsum has to transpose what steps with batch axes read and write; plain steps move nothing.
+    The dense variant makes the matrix first. The engine's narrow steps waste lanes of vectors.
     """
-    call, step, mac, number, tile = _COSTS[variant]
-    if variant == "dense":
-        each = mac * plan.dense_macs + number * (plan.d_in + plan.d_out)
-        _, _, *made = _COSTS["einsum"]
-        make = made[0] * plan.macs + made[1] * _moved(plan, "einsum") + made[2] * _tiled(plan)
-        return call + plan.d_in * make + num_tokens * each
-    each = mac * plan.macs + number * _moved(plan, variant) + tile * _tiled(plan)
-    return call + step * len(plan.steps) + num_tokens * each
-
-
-def _moved(plan: Plan, variant: str) -> int:
     sizes = plan.sizes
     widths = [prod([sizes[edge] for edge in edges]) for edges in plan.layouts]
-    is_plain = [variant == "einsum" and not (step.batch or step.kept) for step in plan.steps]
-    return sum([widths[i] + widths[i + 1] for i, plain in enumerate(is_plain) if not plain])
+    through = [widths[i] + widths[i + 1] for i in range(len(plan.steps))]
+    if variant == "dense":
+        call, mac, number, *row = _DENSE_BOTH if has_backward else _DENSE_FORWARD
+        make = row[0] * plan.macs + row[1] * sum(through)
+        each = mac * plan.dense_macs + number * (plan.d_in + plan.d_out)
+        return call + plan.d_in * make + num_tokens * each
+    call, per_step, weight, mac, batch, shared, tile = (_BOTH if has_backward else _FORWARD)[
+        variant
+    ]
+    fixed = call + per_step * len(plan.steps) + weight * plan.params
+    each = 0.0
+    for step, numbers in zip(plan.steps, through, strict=True):
+        lanes = (_waste(step.fan_in) + _waste(step.fan_out)) / 2 if variant == "engine" else 1.0
+        each += mac * step.macs * lanes + tile * step.macs / min(step.fan_in, step.fan_out)
+        if step.batch or variant != "einsum":
+            each += batch * numbers
+        elif step.kept:
+            each += shared * numbers
+    return fixed + num_tokens * each
 
 
-def _tiled(plan: Plan) -> float:
-    return sum([step.macs / min(step.fan_in, step.fan_out) for step in plan.steps])
+def _waste(size: int) -> float:
+    """How many lanes are used for each that is needed."""
+    return -(-size // _LANES) * _LANES / size

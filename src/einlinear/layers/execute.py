@@ -66,7 +66,9 @@ def dense_weight(plan: Plan, factors: Sequence[Tensor]) -> Tensor:
     return einsum_steps(plan, eye, factors)[:, : plan.d_out].t()
 
 
-def choose_variant(plan: Plan, num_tokens: int, device: str, dtype: torch.dtype) -> str:
+def choose_variant(
+    plan: Plan, num_tokens: int, device: str, dtype: torch.dtype, *, has_backward: bool = True
+) -> str:
     """The variant that should be fastest, by a model of what each costs on a CPU.
 
     On other devices einsum, or dense where the matrix costs less than the steps.
@@ -76,4 +78,4 @@ def choose_variant(plan: Plan, num_tokens: int, device: str, dtype: torch.dtype)
     if device == "cpu":
         variants = ALL_VARIANTS if has_engine else _PORTABLE
     choose = cheapest if torch.compiler.is_compiling() else cheapest_cached
-    return choose(plan, num_tokens, variants)
+    return choose(plan, num_tokens, variants, has_backward)

@@ -132,10 +132,14 @@ class EinsumLinear(nn.Module):
         num_tokens = x_td.shape[0]
         is_known = isinstance(num_tokens, int) and not torch.compiler.is_compiling()
         known = int(num_tokens) if is_known else 2048
-        tuned = self.choices.get(situation(x_td, known), "") if self.choices else ""
-        if tuned in VARIANTS:  # a model may come from where there was an engine
-            return tuned
-        return choose_variant(self.plan, known, x_td.device.type, x_td.dtype)
+        has_backward = torch.is_grad_enabled()
+        if self.choices:
+            tuned = self.choices.get(situation(x_td, known, has_backward), "")
+            if tuned in VARIANTS:  # a model may come from where there was an engine
+                return tuned
+        return choose_variant(
+            self.plan, known, x_td.device.type, x_td.dtype, has_backward=has_backward
+        )
 
     def _check(self, x: Tensor, dtype: torch.dtype) -> None:
         if x.dtype != dtype or x.shape[-1:] != (self.in_features,):
@@ -155,11 +159,12 @@ class EinsumLinear(nn.Module):
         )
 
 
-def situation(tensor: Tensor, num_tokens: int) -> str:
-    """Inputs that are tuned together: device, dtype, tokens up to a power of two."""
+def situation(tensor: Tensor, num_tokens: int, has_backward: bool) -> str:
+    """Calls that are tuned together: device, dtype, tokens up to a power of two, passes."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     tokens = 1 << max(0, num_tokens - 1).bit_length()
-    return f"{tensor.device.type} {dtype} up to {tokens} tokens"
+    passes = "" if has_backward else ", forward"
+    return f"{tensor.device.type} {dtype} up to {tokens} tokens{passes}"
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,7 @@ Choices = dict[str, dict[str, str]]
 """For every layer's name: device, dtype and token counts -> the variant to use. Plain data, fit
 for JSON."""
 
-_SITUATION = re.compile(r"\w+ \w+ up to \d+ tokens")
+_SITUATION = re.compile(r"\w+ \w+ up to \d+ tokens(, forward)?")
 
 
 def tune(
@@ -30,11 +30,12 @@ def tune(
     repeats: int = 7,
     choices: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Choices:
-    """Time forward and backward of every EinsumLinear at a number of tokens and keep the fastest.
+    """Time the variants of every EinsumLinear at a number of tokens and keep the fastest.
 
-    The choice holds for the device and dtype of the weights and for token counts up to the next
-    power of two, and goes where the layer goes (copy, pickle). It is also returned: keep it beside
-    a state_dict and give it back as `choices`, which then are set without timing.
+    Forward alone, for calls without gradients, and forward with backward are timed. The choice
+    holds for the device and dtype of the weights and for token counts up to the next power of two,
+    and goes where the layer goes (copy, pickle). It is also returned: keep it beside a state_dict
+    and give it back as `choices`, which then are set without timing.
     """
     layers = {name: m for name, m in model.named_modules() if isinstance(m, EinsumLinear)}
     if not layers:
@@ -59,7 +60,7 @@ def tune(
         return {name: dict(layer.choices) for name, layer in layers.items()}
     tokens = whole_number(tokens, "tokens", 1)
     repeats = whole_number(repeats, "repeats", 1)
-    known: dict[tuple[Plan, torch.dtype, torch.device], str] = {}
+    known: dict[tuple[Plan, torch.dtype, torch.device], dict[bool, str]] = {}
     for layer in layers.values():
         weight = layer.factors()[0]
         if weight.is_meta:
@@ -71,22 +72,30 @@ def tune(
         key = (layer.plan, weight.dtype, weight.device)
         if key not in known:
             with torch.inference_mode(False), torch.enable_grad():
-                known[key] = _fastest(layer, tokens, repeats)
-        layer.choices[situation(weight, tokens)] = known[key]
+                known[key] = {both: _fastest(layer, tokens, repeats, both) for both in _PASSES}
+        for has_backward, variant in known[key].items():
+            layer.choices[situation(weight, tokens, has_backward)] = variant
     return {name: dict(layer.choices) for name, layer in layers.items()}
 
 
-def _fastest(layer: EinsumLinear, tokens: int, repeats: int) -> str:
+_PASSES = (True, False)  # with a backward pass, and without
+
+
+def _fastest(layer: EinsumLinear, tokens: int, repeats: int, has_backward: bool) -> str:
     plan = layer.plan
     factors = [f.detach().requires_grad_() for f in layer.factors()]
     x_td = factors[0].detach().new_ones(tokens, plan.d_in).requires_grad_()
 
     def action(variant: str) -> Callable[[], object]:
-        def run() -> object:
+        def forward() -> object:
+            with torch.no_grad():
+                return multiply(plan, x_td, factors, variant)
+
+        def both() -> object:
             y_te = multiply(plan, x_td, factors, variant)
             return torch.autograd.grad(y_te, [x_td, *factors], torch.ones_like(y_te))
 
-        return run
+        return both if has_backward else forward
 
     times = interleaved({variant: action(variant) for variant in VARIANTS}, repeats)
     return min(VARIANTS, key=lambda variant: median(times[variant]))
