@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = "src/einlinear/layers"
-FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=fast", "-fvisibility=hidden"]
+FLAGS = ["-std=gnu11", "-O3", "-g0", "-ffp-contract=fast", "-fvisibility=hidden"]
 
 
 class BuildEngine(build_ext):

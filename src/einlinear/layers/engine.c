@@ -25,6 +25,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -739,6 +742,20 @@ static double find_scales(const Call *call, const double *stds, double *scales) 
     return product;
 }
 
+/* Ask for large pages for rows that are about to be written: where they are fresh from the system,
+   as large tensors are at every call, faults on pages of 4 KB cost as much as the arithmetic. */
+static void ask_for_large_pages(void *rows, int64_t row, const Call *call) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t large = 2 << 20, first = ((uintptr_t)rows + large - 1) / large * large;
+    const uintptr_t bytes = (uintptr_t)(row * call->tokens * (call->half ? 2 : call->size));
+    const uintptr_t last = ((uintptr_t)rows + bytes) / large * large;
+    if (rows && bytes >= 2 * large && last > first)
+        madvise((void *)first, last - first, MADV_HUGEPAGE); /* a wish: failure changes nothing */
+#else
+    (void)rows, (void)row, (void)call;
+#endif
+}
+
 /* Arguments: program dtype tokens threads x x_row bias y y_row stds scales scales_known factors...
    Addresses and whole numbers, all of 8 bytes. With stds, factors are normalised: the scales are
    written to `scales`, or read from there if known. */
@@ -755,6 +772,7 @@ EXPORT int einlinear_forward(const int64_t *a) {
     const int known = a[11] != 0;
     for (long s = 0; s < program[H_STEPS]; s++) call.factors[s] = (const void *)(intptr_t)a[12 + s];
     call.block = program[H_BLOCK] < call.tokens ? program[H_BLOCK] : call.tokens;
+    ask_for_large_pages(call.y, call.y_row, &call);
     call.workers = choose_workers(&call, a[3]);
     if (!lay_out(&call, stds && !known)) return -1;
     if (call.half || (stds && !known)) parallel(prepare_share, &call, call.workers);
@@ -793,6 +811,7 @@ EXPORT int einlinear_backward(const int64_t *a) {
         return 0;
     }
     call.block = program[H_CHUNK] < call.tokens ? program[H_CHUNK] : call.tokens;
+    ask_for_large_pages(call.gx, call.gx_row, &call);
     call.workers = choose_workers(&call, a[3]);
     /* A weight gradient walks down columns: rows a power of two apart share a few cache sets. */
     call.stage_x |= call.x_row * call.size % (PAGE / 4) == 0;
