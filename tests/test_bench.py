@@ -20,6 +20,7 @@ from einlinear.bench import (
     merged,
     peak_memory,
 )
+from einlinear.blocks import bench_stack, make_stack, stack_cases, step_flops, training_step
 from einlinear.cli import main
 from einlinear.errors import EinlinearError
 from einlinear.layers.execute import VARIANTS, einsum_steps
@@ -93,7 +94,7 @@ def test_the_page_draws_every_row_but_the_baselines(result):
     assert "layer, with bias" in page
     assert f'"name": "{LINEAR}"' not in page
     assert "a note &amp; more" in page
-    assert not [word for word in ("%FACTS%", "%CALLS%", "%TABLE%") if word in page]
+    assert not [word for word in ("%FACTS%", "%CALLS%", "%LAYERS%", "%STACKS%") if word in page]
 
 
 def test_cases_are_measured_once():
@@ -242,3 +243,108 @@ def test_installed_peers_are_timed(dtype):
     names = ("tltorch", "tltorch rebuilt", "cola")
     assert timed == [(mode, name) for mode in MODES for name in names]
     assert found.notes == ()
+
+
+@pytest.fixture(scope="module")
+def stack():
+    (case,) = stack_cases(["btt", "low_rank", "btt"], [64], [300, 256], 2)
+    return bench_stack(case, repeats=2)
+
+
+def test_a_stack_is_timed_against_the_dense_one(stack):
+    cases = [(row.structure, row.variant, row.kind) for row in stack.rows]
+    structured = [(name, "layer", "stack") for name in ("btt", "low_rank")]
+    assert cases == [("dense", LINEAR, "baseline"), *structured]
+    for row in stack.rows:
+        assert (row.mode, row.width, row.tokens) == ("training, 2 blocks", 64, 256)
+        assert row.is_stack
+        assert 0 < row.low <= row.speed <= row.high
+        assert row.tokens_per_second == pytest.approx(256 / (row.milliseconds / 1e3))
+    assert stack.rows[0].limit == stack.rows[0].speed == 1
+
+
+def test_the_limit_of_a_stack_counts_layers_and_attention(stack):
+    def flops(structure):
+        widths = [(64, 192), (64, 64), (64, 256), (256, 64)]
+        plans = [el.make_plan(el.parse(structure), *pair) for pair in widths]
+        linear = 6 * 256 * sum(plan.macs for plan in plans)
+        attention = 2 * (2 * 2 * 128 * 128 * 64) * 3  # sequences, products, backward
+        return 2 * (linear + attention)
+
+    for row in stack.rows:
+        assert step_flops(None if row.kind == "baseline" else row.structure, 64, 256, 2) == flops(
+            row.structure
+        )
+        assert row.limit == flops("dense") / flops(row.structure)
+
+
+def test_a_dense_step_holds_more_memory_than_its_gradients(stack):
+    dense = stack.rows[0]
+    gradients = 4 * sum(p.numel() for p in make_stack(None, 64, 2).parameters())
+    activations = 4 * 256 * 64 * 2 * 10  # what the linear layers of two blocks keep, and more
+    assert dense.peak_bytes > gradients + activations
+    assert all(row.peak_bytes < dense.peak_bytes for row in stack.rows[1:])
+
+
+@pytest.mark.parametrize("structure", [None, "btt"])
+def test_a_stack_is_causal_and_learns(structure):
+    torch.manual_seed(0)
+    model = make_stack(structure, 64, 2).double()
+    kind = torch.nn.Linear if structure is None else el.EinsumLinear
+    layers = [m for m in model.modules() if type(m) is kind]
+    assert len(layers) == 8
+    assert structure is None or not [m for m in model.modules() if type(m) is torch.nn.Linear]
+    x, target = torch.randn(2, 2, 16, 64, dtype=torch.float64)
+    other = torch.cat([x[:, :9], torch.randn(2, 7, 64, dtype=torch.float64)], dim=1)
+    y, y_other = model(x), model(other)
+    torch.testing.assert_close(y[:, :9], y_other[:, :9])
+    assert not torch.allclose(y[:, 9:], y_other[:, 9:])
+    before = torch.nn.functional.mse_loss(y, target).item()
+    step = training_step(model, x, target)
+    for _ in range(5):
+        step()
+    assert torch.nn.functional.mse_loss(model(x), target).item() < before
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_stacks_have_their_own_panel_and_table(result, stack, capsys, tmp_path, no_peers):
+    page = bench_page(BenchResult((*result.rows, *stack.rows), ()))
+    assert page.count("draw('figure") == 3
+    assert "<h2>training, 2 blocks, width 64</h2>" in page
+    figure = json.loads(page.split("draw('figure2', ")[1].split(");\n")[0].split(");</script>")[0])
+    bars, limits = figure["data"]
+    assert figure["labels"] == ["btt", "low_rank"]
+    assert bars["y"] == [row.speed for row in stack.rows[1:]]
+    assert [y for y in limits["y"][::4]] == [row.limit for row in stack.rows[1:]]
+    words = "bench --structures monarch --widths 64 --tokens 8 --repeats 1 --blocks 1 --out"
+    main([*words.split(), str(tmp_path)])
+    shown = capsys.readouterr()
+    assert "case 2 of 2: 1 blocks at width 64, 128 tokens" in shown.err
+    assert shown.out.count("tokens/s") == 1
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    stacks = [row for row in rows if row["mode"] == "training, 1 block"]
+    assert [row["kind"] for row in stacks] == ["baseline", "stack"]
+    assert all(row["tokens_per_second"] > 0 for row in rows)
+    main([*words.split(), str(tmp_path), "--compare", str(tmp_path / "bench.json")])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "training, 1 block" in line]
+    assert [line.split("│")[1].strip() for line in lines] == ["dense", "monarch"]
+    assert "1.00" in lines[0].split("│")[14]
+
+
+def test_no_blocks_no_stacks():
+    assert stack_cases(["btt"], [63], [8], 0) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--blocks -1", "blocks is -1"),
+        ("--blocks 1 --widths 96", "--widths 64, or leave --blocks out"),
+        ("--blocks 1 --widths 32", "--widths 64, or leave --blocks out"),
+    ],
+)
+def test_bad_stacks(words, message, capsys, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--structures", "btt", "--out", str(tmp_path), *words.split()])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err

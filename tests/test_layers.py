@@ -34,6 +34,7 @@ ORDER = [
     "layers.tune",
     "peers",
     "bench",
+    "blocks",
     "cli",
     "__main__",
 ]

@@ -47,9 +47,10 @@ class Case(NamedTuple):
 class BenchRow:
     """One way to compute one layer: how many times faster than nn.Linear of the same widths.
 
-    kind is "baseline", "variant" (our multiply alone, one of VARIANTS), "peer" (another library's)
-    or "layer" (EinsumLinear as it is called, with bias and weight normalisation); baseline is the
-    row it is compared with, which has a bias if this one has. speed is the median over rounds of
+    kind is "baseline", "variant" (our multiply alone, one of VARIANTS), "peer" (another library's),
+    "layer" (EinsumLinear as it is called, with bias and weight normalisation) or "stack" (a step of
+    training transformer blocks, see blocks.py); baseline is the row it is compared with, which has
+    a bias if this one has. speed is the median over rounds of
     the baseline's time by this one's, low and high the ends of the middle four fifths; peak_bytes
     is the most memory that was held at once beyond what was there.
     """
@@ -70,6 +71,16 @@ class BenchRow:
     rounds: int
     milliseconds: float
     peak_bytes: int
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether this is a step of training blocks, dense or not, rather than one layer."""
+        return self.mode not in MODES
+
+    @property
+    def tokens_per_second(self) -> float:
+        """By the median of the times."""
+        return 1e3 * self.tokens / self.milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +163,6 @@ def bench_case(case: Case, dtype: torch.dtype = torch.float32, *, repeats: int =
         actions = {name: run.action(mode) for name, run in runs.items()}
         times = interleaved(actions, repeats)
         for name, run in runs.items():
-            pairs = zip(times[run.baseline], times[name], strict=True)
-            ratios = sorted(dense / ours for dense, ours in pairs)
             row = BenchRow(
                 structure=structure,
                 width=width,
@@ -165,12 +174,8 @@ def bench_case(case: Case, dtype: torch.dtype = torch.float32, *, repeats: int =
                 baseline=run.baseline,
                 is_chosen=name == chosen,
                 limit=1.0 if run.kind == "baseline" else limit,
-                speed=median(ratios),
-                low=_quantile(ratios, 0.1),
-                high=_quantile(ratios, 0.9),
-                rounds=repeats,
-                milliseconds=1e3 * median(times[name]),
                 peak_bytes=peak_memory(actions[name]),
+                **compared(times[run.baseline], times[name]),
             )
             rows.append(row)
     return BenchResult(tuple(rows), tuple(notes))
@@ -200,6 +205,18 @@ def _runs(layer: EinsumLinear, x: Tensor) -> tuple[dict[str, _Run], list[str]]:
     ):
         runs[name] = _Run(kind, LINEAR_BIAS, partial(module, x), (x, *module.parameters()))
     return runs, notes
+
+
+def compared(dense: Sequence[float], ours: Sequence[float]) -> dict[str, Any]:
+    """The fields of a row that follow from the seconds of its baseline and its own, by round."""
+    ratios = sorted(before / after for before, after in zip(dense, ours, strict=True))
+    return {
+        "speed": median(ratios),
+        "low": _quantile(ratios, 0.1),
+        "high": _quantile(ratios, 0.9),
+        "rounds": len(ratios),
+        "milliseconds": 1e3 * median(ours),
+    }
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
@@ -242,7 +259,8 @@ def bench_page(result: BenchResult) -> str:
         "FACTS": " &middot; ".join(facts),
         "NOTES": "".join(f"<li>{escape(note)}</li>" for note in result.notes),
         "FIGURES": "".join(figures),
-        "TABLE": "".join(map(_table_row, rows)),
+        "LAYERS": "".join(_table_row(row) for row in rows if not row.is_stack),
+        "STACKS": "".join(_table_row(row) for row in rows if row.is_stack),
         "CALLS": "\n".join(calls).replace("</", "<\\/"),
         "PLOTLY": plotly_script(),
     }
@@ -252,6 +270,7 @@ def bench_page(result: BenchResult) -> str:
 
 def _figure(rows: Sequence[BenchRow]) -> dict[str, object]:
     """Groups of bars, one for each structure: variants, then the layer, then peers."""
+    rows = [row for row in rows if row.kind != "baseline"]
     places = {name: place for place, name in enumerate(dict.fromkeys(r.structure for r in rows))}
     series = []
     for kind, colors in _COLORS.items():
@@ -261,7 +280,7 @@ def _figure(rows: Sequence[BenchRow]) -> dict[str, object]:
         _bars([row for row in rows if row.variant == name], places, kind, color)
         for kind, name, color in series
     ]
-    limits = {places[row.structure]: row.limit for row in rows if row.kind == "layer"}
+    limits = {places[row.structure]: row.limit for row in rows if row.kind in _WHOLE}
     line = {"color": "#0f9d58", "width": 2.5}
     data.append(
         {
@@ -286,7 +305,7 @@ def _bars(
     faint = [kind == "variant" and not row.is_chosen for row in rows]
     return {
         "type": "bar",
-        "name": rows[0].variant if kind != "layer" else "layer, with bias and normalisation",
+        "name": _WHOLE.get(kind, rows[0].variant),
         "x": [places[row.structure] for row in rows],
         "y": [row.speed for row in rows],
         "customdata": [[row.structure, row.low, row.high, row.milliseconds] for row in rows],
@@ -323,6 +342,7 @@ def _table_row(row: BenchRow) -> str:
     words += [f"{row.limit:.1f}", f"{row.speed:.2f}", interval(row)]
     words += [f"{row.speed / row.limit:.0%}", f"{row.milliseconds:.2f}"]
     words += [f"{row.peak_bytes / 1e6:.1f}"]
+    words += [f"{row.tokens_per_second:,.0f}"]
     return "<tr>" + "".join(f"<td>{word}" for word in words) + "</tr>\n"
 
 
@@ -331,16 +351,21 @@ def interval(row: BenchRow) -> str:
     return f"{row.low:.2f} - {row.high:.2f}" if row.rounds > 1 else "one round"
 
 
+_WHOLE = {
+    "layer": "layer, with bias and normalisation",
+    "stack": "blocks with the structure in all linear layers",
+}
 _COLORS = {
     "variant": ("#93a3b8", "#2563a8", "#0d9488", "#0ea5e9", "#84a98c"),
     "layer": ("#7c3aed",),
+    "stack": ("#7c3aed",),
     "peer": ("#d97706", "#f2b866", "#be185d", "#f472b6"),
 }
 
 
 def as_json(result: BenchResult) -> dict[str, object]:
     """The facts of the machine, all rows and the notes, as plain data."""
-    rows = [asdict(row) for row in result.rows]
+    rows = [asdict(row) | {"tokens_per_second": row.tokens_per_second} for row in result.rows]
     return {"machine": machine_facts(), "notes": list(result.notes), "rows": rows}
 
 

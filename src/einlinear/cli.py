@@ -6,11 +6,12 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from einlinear import __version__
 from einlinear.errors import EinlinearError
@@ -33,7 +34,7 @@ except ImportError:  # pragma: no cover - checked by hand in an environment with
     raise SystemExit(2) from None
 
 if TYPE_CHECKING:
-    from einlinear.bench import BenchRow
+    from einlinear.bench import BenchResult, BenchRow
 
 app = tyro.extras.SubcommandApp()
 
@@ -101,6 +102,7 @@ def bench(
     tokens: tuple[int, ...] = (2048,),
     dtype: Literal["float32", "bfloat16", "float64"] = "float32",
     repeats: int = 9,
+    blocks: Annotated[int, tyro.conf.arg(metavar="N")] = 0,
     compare: Annotated[Path | None, tyro.conf.arg(metavar="OLD.json")] = None,
 ) -> None:
     """Time layers against nn.Linear of the same width, in turns: a table, a page and JSON.
@@ -112,29 +114,42 @@ def bench(
         tokens: how many rows at once.
         dtype: of weights and inputs.
         repeats: how many rounds.
+        blocks: also time training steps of so many transformer blocks, with each structure in all
+            linear layers, against nn.Linear: tokens per second. Widths are multiples of 64 then,
+            tokens rounded down to sequences of 128. 0 is none.
         compare: bench.json of another run; a column shows the speed as a multiple of its speed.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what measures memory is talkative
     import torch  # torch and the layers take a while to load
 
     from einlinear import bench as benchmark
+    from einlinear.blocks import bench_stack, stack_cases
 
     old = None if compare is None else benchmark.speeds(_read(compare), str(compare))
-    cases = benchmark.bench_cases(structures, widths, tokens)
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "repeats": repeats}
+    jobs: list[tuple[str, Callable[[], BenchResult]]] = []
+    for case in benchmark.bench_cases(structures, widths, tokens):
+        text = f"{case.structure} at width {case.width}, {case.tokens} tokens"
+        jobs.append((text, partial(benchmark.bench_case, case, **options)))
+    for stack in stack_cases(structures, widths, tokens, blocks):
+        text = f"{blocks} blocks at width {stack.width}, {stack.tokens} tokens"
+        jobs.append((text, partial(bench_stack, stack, **options)))
     console = _console(150)
     results = []
     with console.status("") as status:
-        for number, case in enumerate(cases, 1):
-            progress = f"case {number} of {len(cases)}: {case.structure} at width {case.width}, "
-            progress += f"{case.tokens} tokens"
+        for number, (text, job) in enumerate(jobs, 1):
+            progress = f"case {number} of {len(jobs)}: {text}"
             status.update(progress)
             if not console.is_terminal:  # a log shows no status line
                 print(progress, file=sys.stderr)
-            results.append(benchmark.bench_case(case, getattr(torch, dtype), repeats=repeats))
+            results.append(job())
     result = benchmark.merged(results)
     facts = benchmark.machine_facts()
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    console.print(_bench_table(result.rows, old))
+    for is_stack in (False, True):
+        rows = [row for row in result.rows if row.is_stack == is_stack]
+        if rows:
+            console.print(_bench_table(rows, old))
     for note in result.notes:
         console.print(note, markup=False)
     _write(out / "bench.json", json.dumps(benchmark.as_json(result), indent=1))
@@ -157,9 +172,12 @@ def doctor() -> None:
 def _bench_table(rows: Sequence[BenchRow], old: Mapping[tuple[object, ...], float] | None) -> Table:
     from einlinear.bench import interval, row_key
 
+    is_stack = rows[0].is_stack
     table = Table("structure", "width", "tokens", "dtype", "pass", "variant", padding=(0, 0, 0, 1))
     for name in ("limit", "speed", "from - to", "of limit", "ms", "peak MB"):
         table.add_column(name, justify="right")
+    if is_stack:
+        table.add_column("tokens/s", justify="right")
     if old is not None:
         table.add_column("by old", justify="right")
     for row, following in zip(rows, (*rows[1:], None), strict=True):
@@ -177,11 +195,14 @@ def _bench_table(rows: Sequence[BenchRow], old: Mapping[tuple[object, ...], floa
             f"{row.milliseconds:.2f}",
             f"{row.peak_bytes / 1e6:.1f}",
         ]
+        if is_stack:
+            cells.append(f"{row.tokens_per_second:,.0f}")
         if old is not None:
             before = old.get(row_key(row))
             cells.append(f"{row.speed / before:.2f}" if before else "-")
-        ends = following is None or row_key(following)[:-1] != row_key(row)[:-1]
-        is_ours = row.is_chosen or row.kind == "layer"
+        group = slice(1, -1) if is_stack else slice(-1)  # a stack has one baseline for all
+        ends = following is None or row_key(following)[group] != row_key(row)[group]
+        is_ours = row.is_chosen or row.kind in ("layer", "stack")
         table.add_row(*cells, style="bold" if is_ours else None, end_section=ends)
     return table
 
