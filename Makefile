@@ -4,19 +4,22 @@ BIN := .venv/bin
 READY := .venv/ready
 SELECT = -m "not slow"
 
-.PHONY: demo test test-all bench clean
+.PHONY: demo test test-all sanitize bench clean
 
 demo: $(READY)  ## the main job on embedded data
 	$(BIN)/einlinear atlas --out demo
 
 test: $(READY)  ## format, lint, types, tests
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests setup.py
+	$(BIN)/ruff check src tests setup.py
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 $(SELECT) --cov --cov-report=term --cov-fail-under=95
 
 test-all: SELECT =
 test-all: test  ## the same with the slow tests
+
+sanitize: $(READY)  ## the compiled engine on random programs: ASan and UBSan, then TSan
+	$(BIN)/python tests/layers/sanitize.py
 
 bench: $(READY)  ## layers against nn.Linear; how long plans, imports and the command line take
 	$(BIN)/python tests/bench_structures.py

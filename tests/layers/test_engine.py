@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not engine.is_available(), reason=engine.status(
 TARGETS = engine.supported_targets() if engine.is_available() else ()
 TOKENS = [0, 1, 2, 5, 7, 8, 13, 64, 100]
 TOL = {"float64": 1e-11, "float32": 1e-5, "bfloat16": 2e-2}
+EXAMPLES = 500  # random structures per target and dtype
 GUARD = 7.5  # exact in every dtype
 
 
@@ -164,6 +165,11 @@ def check(case, threads=1):
     assert_close(got_bias, case.grad_y.values().sum(0), dtype)
     for found, exact in zip(got, grads, strict=True):
         assert_close(found, exact.ravel(), dtype)
+    stds = [(0.5, 20.0)[i % 2] / np.sqrt(step.fan_in) for i, step in enumerate(case.plan.steps)]
+    sizes = [np.sqrt(np.mean(np.square(decode(f, dtype)))) for f in case.factors]
+    scale = np.prod([min(1.0, std / size) for std, size in zip(stds, sizes, strict=True)])
+    normalised, _ = case.forward(bias=True, threads=threads, stds=stds)
+    assert_close(normalised, y * scale + bias, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -180,22 +186,57 @@ def test_token_counts(name, tokens, target):
         check(Case(make_plan(STRUCTURES[name], 96, 112), tokens), threads)
 
 
-@pytest.mark.parametrize("target_name", TARGETS)
-@settings(max_examples=120)
-@given(
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "d_in", "d_out"),
+    [
+        (name, *widths)
+        for name in ("btt(rank=2)", "btt(rank_exponent=1/4)", "tensor_train(rank=3)")
+        for widths in ((2500, 60), (60, 2500), (2450, 61))
+    ],
+)
+def test_gathered_steps(name, d_in, d_out, dtype, target):
+    """Steps whose numbers are gathered first; random structures of small widths have few."""
+    plan = make_plan(STRUCTURES[name], d_in, d_out)
+    assert compile_program(plan).header["scratch"] > 0
+    for tokens, threads in ((1, 1), (13, 1), (70, 2)):
+        check(Case(plan, tokens, dtype), threads)
+
+
+# 1 to 4 factors, any widths, rows apart, few or many threads.
+random_cases = given(
     structures(),
     st.integers(1, 200),
     st.integers(1, 200),
     st.sampled_from(TOKENS[1:]),
-    st.sampled_from(["float32", "float64"]),
     st.integers(0, 5),
+    st.integers(1, 3),
 )
-def test_random_structures(target_name, s, d_in, d_out, tokens, dtype, gap):
+
+
+def check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads):
     engine.set_target(target_name)
     try:
-        check(Case(make_plan(s, d_in, d_out), tokens, dtype, gap=gap))
+        check(Case(make_plan(s, d_in, d_out), tokens, dtype, gap=gap), threads)
     finally:
         engine.set_target()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("target_name", TARGETS)
+@settings(max_examples=EXAMPLES)
+@random_cases
+def test_random_structures(target_name, dtype, s, d_in, d_out, tokens, gap, threads):
+    check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("target_name", TARGETS)
+@settings(max_examples=10 * EXAMPLES)
+@random_cases
+def test_many_random_structures(target_name, dtype, s, d_in, d_out, tokens, gap, threads):
+    check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads)
 
 
 def bits(values):

@@ -39,7 +39,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
+#if defined(UNROLL) /* by whoever builds it: loops that stay loops compile sooner */
+#elif defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 24")
@@ -438,6 +439,23 @@ typedef struct {
     size_t size;
 } Arena;
 
+/* Under AddressSanitizer only the buffers of the call at hand may be touched, not what lies between
+   them; and what is in them before they are written is no number. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+static char *opened(char *start, size_t size) {
+    __asan_unpoison_memory_region(start, size);
+    return start;
+}
+static void close_all(const Arena *arena) {
+    memset(opened(arena->start, arena->size), 0xff, arena->size);
+    __asan_poison_memory_region(arena->start, arena->size);
+}
+#else
+#define opened(start, size) (start)
+#define close_all(arena) ((void)0)
+#endif
+
 static pthread_key_t arena_key;
 static pthread_once_t arena_once = PTHREAD_ONCE_INIT;
 
@@ -466,6 +484,7 @@ static char *reserve(size_t size) {
         if (posix_memalign(&start, PAGE, size)) return 0;
         arena->start = start, arena->size = size;
     }
+    close_all(arena);
     return arena->start;
 }
 
@@ -665,6 +684,34 @@ static int start_call(Call *call, const int64_t *program, int64_t dtype, int64_t
     return 0;
 }
 
+/* Whether a row buffer lies in the workspace. */
+static int has_rows(const Call *call, long buffer) {
+    switch (buffer) {
+        case BUFFER_X: return call->stage_x;
+        case BUFFER_Y: return call->stage_y && !call->is_backward;
+        case BUFFER_GY: return call->stage_gy && call->is_backward;
+        case BUFFER_GX: return call->stage_gx && call->is_backward;
+    }
+    return call->is_backward || buffer < BUFFER_INNER + call->program[H_STEPS] - 1;
+}
+
+static void open_own(const Call *call) {
+#ifdef __SANITIZE_ADDRESS__
+    const int64_t *program = call->program, per_token = call->block * call->size;
+    for (long w = 0; w < call->workers; w++) {
+        char *own = call->memory + call->per_worker * w;
+        for (long b = 0; b < program[H_ROW_BUFFERS]; b++)
+            if (has_rows(call, b)) opened(own + call->at_row[b], program[H_LENGTH + b] * per_token);
+        for (long s = 0; s < program[H_STEPS]; s++)
+            if (call->gradients[s]) opened(own + call->at_sum[s], sizes_of(call)[s] * call->size);
+        opened(own + call->at_scratch, program[H_SCRATCH] * per_token);
+        if (call->gbias) opened(own + call->at_bias_sum, program[H_D_OUT] * call->size);
+    }
+#else
+    (void)call;
+#endif
+}
+
 /* Lay out the memory: what workers share first, then each worker's own. Returns 0 if there is none.
 
    What a step reads and what it writes lie half a page apart modulo a page: a processor takes a load
@@ -689,12 +736,10 @@ static int lay_out(Call *call, int norm) {
     if (pad_bias) shared += round_up((size_t)(program[H_D_OUT_PADDED] * call->size));
     at_partial = shared;
     if (norm) shared += round_up(pieces * sizeof(double));
-    const long last = call->is_backward ? rows : BUFFER_INNER + steps - 1;
-    const int used[] = {call->stage_x, call->stage_y && !call->is_backward,
-                        call->stage_gy && call->is_backward, call->stage_gx && call->is_backward};
     const size_t phase = call->stage_x ? 0 : (size_t)call->x & (PAGE / 2 - 64);
     for (long b = 0; b < rows; b++) {
-        if (b < BUFFER_INNER ? !used[b] : b >= last) continue;
+        call->at_row[b] = 0;
+        if (!has_rows(call, b)) continue;
         const long inner = b - BUFFER_INNER;
         const int is_odd = inner >= 0 && inner % (steps > 1 ? steps - 1 : 1) % 2 == 0;
         call->at_row[b] = (int64_t)(own + (phase + (is_odd ? PAGE / 2 : 0)) % PAGE);
@@ -714,16 +759,24 @@ static int lay_out(Call *call, int norm) {
     char *memory = reserve(shared + own * (size_t)call->workers);
     if (!memory) return 0;
     for (long s = 0; s < steps; s++) {
-        call->weights[s] = call->half ? memory + at_weights[s] : call->factors[s];
-        call->turned[s] = memory + at_turned[s];
+        call->weights[s] = call->factors[s];
+        if (call->half)
+            call->weights[s] = opened(memory + at_weights[s], (size_t)(sizes[s] * call->size));
+        if (call->is_backward)
+            call->turned[s] =
+                opened(memory + at_turned[s], (size_t)(sizes[steps + s] * call->size));
     }
-    if (pad_bias)
-        call->kernels->stage_in(call->bias, 0, program[H_D_OUT], memory + at_bias, 0,
-                                program[H_D_OUT_PADDED], 1, call->half);
-    call->finish.bias = pad_bias ? memory + at_bias : call->bias;
-    call->partial = norm ? (double *)(memory + at_partial) : 0;
+    call->finish.bias = call->bias;
+    if (pad_bias) {
+        char *bias = opened(memory + at_bias, (size_t)(program[H_D_OUT_PADDED] * call->size));
+        call->kernels->stage_in(call->bias, 0, program[H_D_OUT], bias, 0, program[H_D_OUT_PADDED], 1,
+                                call->half);
+        call->finish.bias = bias;
+    }
+    call->partial = norm ? (double *)opened(memory + at_partial, pieces * sizeof(double)) : 0;
     call->memory = memory + shared;
     call->per_worker = own;
+    open_own(call);
     return 1;
 }
 

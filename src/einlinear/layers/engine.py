@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import warnings
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
@@ -49,10 +50,35 @@ class _Library:
             addresses = [ctypes.cast(getattr(found, name), ctypes.c_void_p) for name in names]
             library.einlinear_use_gomp(*addresses)
             self.pool = "torch's thread pool"
+        self.chosen, self.forced_by = self.target(-1), ""
         wanted = os.environ.get("EINLINEAR_TARGET", "")
-        self.chosen = self.target(TARGETS.index(wanted) if wanted in TARGETS else -1)
-        if self.chosen < 0:  # asked for what this machine cannot run
-            self.chosen = self.target(-1)
+        if wanted:
+            try:
+                self.choose(wanted, "EINLINEAR_TARGET")
+            except EinlinearError as error:
+                warnings.warn(f"EINLINEAR_TARGET is ignored: {error}", RuntimeWarning, stacklevel=2)
+
+    def choose(self, name: str, forced_by: str) -> None:
+        """Use one of TARGETS; it stays as it was if that cannot be."""
+        if name not in TARGETS:
+            raise EinlinearError(
+                what=f"there is no target {name!r}",
+                rule=f"a target is one of {', '.join(TARGETS)}",
+                fix=f"use one of {', '.join(self.supported())}, or leave it out to use the best",
+            )
+        if self.target(TARGETS.index(name)) < 0:
+            raise EinlinearError(
+                what=f"this processor cannot run the target {name!r}",
+                rule="a target needs the instructions it is named after",
+                fix=f"use one of {', '.join(self.supported())}, or leave it out to use the best",
+            )
+        self.chosen, self.forced_by = TARGETS.index(name), forced_by
+
+    def supported(self) -> tuple[str, ...]:
+        """The targets that this processor can run."""
+        found = tuple(name for i, name in enumerate(TARGETS) if self.target(i) >= 0)
+        self.target(self.chosen)
+        return found
 
 
 def _loaded_gomp() -> ctypes.CDLL | None:
@@ -99,35 +125,24 @@ def status() -> str:
     name = {"avx2": "AVX2", "avx512": "AVX-512"}.get(TARGETS[library.chosen], "")
     if not name:
         name = "NEON" if library.has_neon else f"generic {platform.machine()}"
+    if library.forced_by:
+        name += f" (forced by {library.forced_by})"
     return f"compiled engine, {name}, {library.pool}"
 
 
 def set_target(name: str | None = None) -> str:
     """Make the engine use one of TARGETS, or the best (None). Returns the one in use."""
     library = _library()
-    if name is not None and name not in TARGETS:
-        raise EinlinearError(
-            what=f"there is no target {name!r}",
-            rule=f"a target is one of {', '.join(TARGETS)}",
-            fix="leave it out to use the best one",
-        )
-    chosen = library.target(-1 if name is None else TARGETS.index(name))
-    if chosen < 0:
-        raise EinlinearError(
-            what=f"this processor cannot run the target {name!r}",
-            rule="a target needs the instructions it is named after",
-            fix=f"use one of {', '.join(supported_targets())}",
-        )
-    library.chosen = chosen
-    return TARGETS[chosen]
+    if name is None:
+        library.chosen, library.forced_by = library.target(-1), ""
+    else:
+        library.choose(name, "set_target")
+    return TARGETS[library.chosen]
 
 
 def supported_targets() -> tuple[str, ...]:
     """The targets that this processor can run."""
-    library = _library()
-    found = tuple(name for i, name in enumerate(TARGETS) if library.target(i) >= 0)
-    library.target(library.chosen)
-    return found
+    return _library().supported()
 
 
 def _library() -> _Library:

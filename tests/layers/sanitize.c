@@ -1,0 +1,418 @@
+/* Runs the engine on random programs, in a process that a sanitizer watches: see sanitize.py.
+
+   The file of cases holds numbers of 8 bytes: how many cases, then for every case
+
+       dtype tokens gap bias norm wanted length, and `length` numbers of a flat program
+
+   gap: numbers between rows; wanted: bit 0 for the gradient of x, bit 1 for that of the bias, then
+   one bit per factor. Inputs are NaN and outputs hold a pattern wherever the engine must not look or
+   write. Arrays are placed in three ways: on the heap, at the end of a page before one that cannot
+   be touched, and at the start of a page after one. Masked vector loads are single instructions that
+   AddressSanitizer does not look into: such pages stop them.
+
+   Every case runs forward and backward on every target, in every place, on 1 to 4 threads. Forward
+   results are the same bits for all places and numbers of threads, gradients the same bits for all
+   places, and both are near those of the first run. Then several threads run cases at once, on the
+   engine's own pool and on one that is handed in, and so does a child after a fork. */
+
+#define _GNU_SOURCE
+#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+int einlinear_target(int target);
+int einlinear_forward(const int64_t *arguments);
+int einlinear_backward(const int64_t *arguments);
+void einlinear_use_gomp(void *parallel, void *thread, void *threads);
+
+enum { D_IN = 1, D_OUT = 2, STEPS = 6, ROW_BUFFERS = 10, HEADER = 15 }; /* see flat.py */
+enum { FLOAT, DOUBLE, HALF };
+enum { HEAP, AT_END, AT_START, PLACES };
+enum { MAX_STEPS = 32, TARGETS = 3, CALLERS = 4, PAGE = 4096 };
+
+#define CHECK(condition, ...)                                             \
+    do {                                                                  \
+        if (!(condition)) {                                               \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            fprintf(stderr, __VA_ARGS__);                                 \
+            fputc('\n', stderr);                                          \
+            abort();                                                      \
+        }                                                                 \
+    } while (0)
+
+/* ---- arrays: exactly as long as they must be ---- */
+
+typedef struct {
+    char *data, *mapped;
+    size_t bytes, length;
+} Array;
+
+static Array make_array(size_t bytes, int place) {
+    Array a = {0, 0, bytes, 0};
+    if (place == HEAP) {
+        a.data = malloc(bytes ? bytes : 1);
+        CHECK(a.data, "no memory");
+        return a;
+    }
+    const size_t inside = (bytes + PAGE - 1) / PAGE * PAGE;
+    a.length = inside + PAGE;
+    a.mapped = mmap(0, a.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(a.mapped != MAP_FAILED, "no memory");
+    char *closed = place == AT_END ? a.mapped + inside : a.mapped;
+    CHECK(!mprotect(closed, PAGE, PROT_NONE), "cannot close a page");
+    a.data = place == AT_END ? closed - bytes : closed + PAGE;
+    return a;
+}
+
+static void free_array(Array *a) {
+    if (a->mapped)
+        munmap(a->mapped, a->length);
+    else
+        free(a->data);
+    memset(a, 0, sizeof *a);
+}
+
+/* ---- numbers of the three types ---- */
+
+typedef struct {
+    int64_t dtype, tokens, gap, bias, norm, wanted, length;
+    int64_t *program; /* on the heap, exactly as long as it is */
+    int64_t number;
+} Case;
+
+static size_t size_of(int64_t dtype) { return dtype == DOUBLE ? 8 : dtype == FLOAT ? 4 : 2; }
+
+static void put(void *array, int64_t dtype, size_t i, double value) {
+    const float single = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &single, 4);
+    const uint16_t half = (uint16_t)(bits >> 16);
+    if (dtype == DOUBLE)
+        ((double *)array)[i] = value;
+    else if (dtype == FLOAT)
+        ((float *)array)[i] = single;
+    else
+        ((uint16_t *)array)[i] = half;
+}
+
+static double get(const void *array, int64_t dtype, size_t i) {
+    if (dtype == DOUBLE) return ((const double *)array)[i];
+    if (dtype == FLOAT) return ((const float *)array)[i];
+    const uint32_t bits = (uint32_t)((const uint16_t *)array)[i] << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static double draw(uint64_t *state) {
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return (double)(*state >> 11) / (double)(1ull << 52) - 1;
+}
+
+/* Rows with gaps between them, none after the last. */
+typedef struct {
+    Array array;
+    int64_t rows, width, row;
+} Rows;
+
+static Rows make_rows(const Case *c, int64_t rows, int64_t width, int64_t gap, int place) {
+    const int64_t row = width + gap;
+    const size_t numbers = rows ? (size_t)((rows - 1) * row + width) : 0;
+    const Rows r = {make_array(numbers * size_of(c->dtype), place), rows, width, row};
+    memset(r.array.data, 0xff, r.array.bytes); /* no number in any of the types */
+    return r;
+}
+
+static void fill_rows(const Case *c, Rows *r, uint64_t seed) {
+    uint64_t state = seed * 0x9e3779b97f4a7c15ull + 1;
+    for (int64_t t = 0; t < r->rows; t++)
+        for (int64_t i = 0; i < r->width; i++)
+            put(r->array.data, c->dtype, (size_t)(t * r->row + i), draw(&state));
+}
+
+/* All written, nothing beside it. */
+static void check_rows(const Case *c, const Rows *r, int written, const char *name) {
+    const size_t size = size_of(c->dtype);
+    for (size_t i = 0; i < r->array.bytes / size; i++) {
+        if (written && (int64_t)i % r->row < r->width) {
+            const double value = get(r->array.data, c->dtype, i);
+            CHECK(isfinite(value), "case %ld: %s[%zu] is %g", (long)c->number, name, i, value);
+            continue;
+        }
+        for (size_t b = 0; b < size; b++)
+            CHECK((unsigned char)r->array.data[i * size + b] == 0xff,
+                  "case %ld: %s[%zu] was written", (long)c->number, name, i);
+    }
+}
+
+static void check_near(const Case *c, const Rows *a, const Rows *b, const char *name) {
+    const double tolerance = c->dtype == DOUBLE ? 1e-11 : c->dtype == FLOAT ? 1e-4 : 3e-2;
+    double most = 0, apart = 0;
+    for (size_t i = 0; i < a->array.bytes / size_of(c->dtype); i++) {
+        if ((int64_t)i % a->row >= a->width) continue;
+        const double x = get(a->array.data, c->dtype, i), y = get(b->array.data, c->dtype, i);
+        most = fmax(most, fabs(x)), apart = fmax(apart, fabs(x - y));
+    }
+    CHECK(apart <= tolerance * most, "case %ld: %s differs by %g of %g", (long)c->number, name,
+          apart, most);
+}
+
+/* ---- one case in one place ---- */
+
+typedef struct {
+    Rows y, y_norm, gx, gbias, gradients[MAX_STEPS];
+    double scales[MAX_STEPS];
+    int64_t steps;
+} Results;
+
+static void for_results(Results *r, void (*function)(Array *)) {
+    function(&r->y.array), function(&r->y_norm.array);
+    function(&r->gx.array), function(&r->gbias.array);
+    for (int64_t s = 0; s < r->steps; s++) function(&r->gradients[s].array);
+}
+
+static Results run(const Case *c, int place, int64_t threads) {
+    const int64_t *p = c->program, steps = p[STEPS], *sizes = p + HEADER + p[ROW_BUFFERS];
+    Rows x = make_rows(c, c->tokens, p[D_IN], c->gap, place);
+    Rows gy = make_rows(c, c->tokens, p[D_OUT], c->gap, place);
+    Rows bias = make_rows(c, 1, p[D_OUT], 0, place), factors[MAX_STEPS];
+    fill_rows(c, &x, 1), fill_rows(c, &gy, 2), fill_rows(c, &bias, 3);
+    Results r = {make_rows(c, c->tokens, p[D_OUT], c->gap, place),
+                 make_rows(c, c->tokens, p[D_OUT], c->gap, place),
+                 make_rows(c, c->tokens, p[D_IN], c->gap, place),
+                 make_rows(c, 1, p[D_OUT], 0, place),
+                 {{{0}}},
+                 {0},
+                 steps};
+    Array forward = make_array((size_t)(12 + steps) * 8, place);
+    Array backward = make_array((size_t)(11 + 2 * steps) * 8, place);
+    Array stds = make_array((size_t)steps * 8, place), scales = make_array((size_t)steps * 8, place);
+    int64_t *f = (int64_t *)forward.data, *b = (int64_t *)backward.data;
+    const int64_t start[] = {(intptr_t)p, c->dtype, c->tokens, threads, (intptr_t)x.array.data, x.row};
+    memcpy(f, start, sizeof start), memcpy(b, start, sizeof start);
+    f[6] = c->bias ? (intptr_t)bias.array.data : 0;
+    f[7] = (intptr_t)r.y.array.data, f[8] = r.y.row, f[9] = f[10] = f[11] = 0;
+    b[6] = (intptr_t)gy.array.data, b[7] = gy.row;
+    b[8] = c->wanted & 1 ? (intptr_t)r.gx.array.data : 0, b[9] = r.gx.row;
+    b[10] = c->wanted & 2 ? (intptr_t)r.gbias.array.data : 0;
+    for (int64_t s = 0; s < steps; s++) {
+        factors[s] = make_rows(c, 1, sizes[s], 0, place);
+        fill_rows(c, &factors[s], (uint64_t)(4 + s));
+        r.gradients[s] = make_rows(c, 1, sizes[s], 0, place);
+        f[12 + s] = b[11 + s] = (intptr_t)factors[s].array.data;
+        b[11 + steps + s] = c->wanted >> (2 + s) & 1 ? (intptr_t)r.gradients[s].array.data : 0;
+        ((double *)stds.data)[s] = s % 2 ? 10 : 0.25;
+    }
+    CHECK(!einlinear_forward(f), "case %ld failed", (long)c->number);
+    check_rows(c, &r.y, 1, "y");
+    if (c->norm && c->tokens) { /* scales found by the call, then given to it */
+        Rows again = make_rows(c, c->tokens, p[D_OUT], c->gap, place);
+        memset(scales.data, 0xff, scales.bytes);
+        f[7] = (intptr_t)r.y_norm.array.data;
+        f[9] = (intptr_t)stds.data, f[10] = (intptr_t)scales.data;
+        CHECK(!einlinear_forward(f), "case %ld failed", (long)c->number);
+        check_rows(c, &r.y_norm, 1, "normalised y");
+        memcpy(r.scales, scales.data, scales.bytes);
+        f[7] = (intptr_t)again.array.data, f[11] = 1;
+        CHECK(!einlinear_forward(f), "case %ld failed", (long)c->number);
+        CHECK(!memcmp(again.array.data, r.y_norm.array.data, again.array.bytes),
+              "case %ld: known scales give other results", (long)c->number);
+        free_array(&again.array);
+    }
+    CHECK(!einlinear_backward(b), "case %ld failed backward", (long)c->number);
+    check_rows(c, &r.gx, c->wanted & 1, "gradient of x");
+    check_rows(c, &r.gbias, c->wanted >> 1 & 1, "gradient of the bias");
+    for (int64_t s = 0; s < steps; s++) {
+        check_rows(c, &r.gradients[s], c->wanted >> (2 + s) & 1, "gradient of a factor");
+        free_array(&factors[s].array);
+    }
+    free_array(&x.array), free_array(&gy.array), free_array(&bias.array);
+    free_array(&forward), free_array(&backward), free_array(&stds), free_array(&scales);
+    return r;
+}
+
+static int is_same(const Rows *a, const Rows *b) {
+    return !memcmp(a->array.data, b->array.data, a->array.bytes);
+}
+
+/* `same`: whether gradients were summed by as many threads. */
+static void compare(const Case *c, const Results *a, const Results *b, int same) {
+    const long number = (long)c->number;
+    CHECK(is_same(&a->y, &b->y), "case %ld: y depends on threads or places", number);
+    CHECK(is_same(&a->y_norm, &b->y_norm), "case %ld: y depends on threads or places", number);
+    CHECK(!memcmp(a->scales, b->scales, sizeof a->scales), "case %ld: scales differ", number);
+    if (c->wanted & 1)
+        CHECK(is_same(&a->gx, &b->gx), "case %ld: the gradient of x depends on threads", number);
+    if (c->wanted & 2) check_near(c, &a->gbias, &b->gbias, "gradient of the bias");
+    CHECK(!same || is_same(&a->gbias, &b->gbias), "case %ld: the bias's gradient differs", number);
+    for (int64_t s = 0; s < a->steps; s++) {
+        if (c->wanted >> (2 + s) & 1)
+            check_near(c, &a->gradients[s], &b->gradients[s], "gradient of a factor");
+        CHECK(!same || is_same(&a->gradients[s], &b->gradients[s]),
+              "case %ld: a factor's gradient depends on places", number);
+    }
+}
+
+static void check_case(const Case *c, int target, Results *first, int places) {
+    CHECK(einlinear_target(target) == target, "target %d", target);
+    Results all = run(c, HEAP, 1);
+    if (target == 0) {
+        *first = all;
+    } else if (c->wanted & 1 && c->tokens) {
+        check_near(c, &first->y, &all.y, "y between targets");
+        check_near(c, &first->gx, &all.gx, "gradient of x between targets");
+    }
+    for (int64_t threads = 1; threads <= 4; threads++) {
+        Results one = run(c, HEAP, threads);
+        compare(c, &all, &one, threads == 1);
+        for (int place = AT_END; place < places; place++) {
+            Results other = run(c, place, threads);
+            compare(c, &one, &other, 1);
+            for_results(&other, free_array);
+        }
+        for_results(&one, free_array);
+    }
+    if (target) for_results(&all, free_array);
+}
+
+/* ---- several callers at once ---- */
+
+typedef struct {
+    const Case *cases;
+    long count, first;
+} Caller;
+
+static void *call_all(void *argument) {
+    const Caller *caller = argument;
+    for (long i = 0; i < caller->count; i++) {
+        const Case *c = caller->cases + (caller->first + i) % caller->count;
+        Results a = run(c, HEAP, 1 + (caller->first + i) % 4), b = run(c, AT_END, 2);
+        compare(c, &a, &b, 0);
+        for_results(&a, free_array), for_results(&b, free_array);
+    }
+    return 0;
+}
+
+static void call_at_once(const Case *cases, long count) {
+    pthread_t threads[CALLERS];
+    Caller callers[CALLERS];
+    for (long i = 0; i < CALLERS; i++) {
+        callers[i] = (Caller){cases, count, count * i / CALLERS};
+        CHECK(!pthread_create(&threads[i], 0, call_all, &callers[i]), "no thread");
+    }
+    for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], 0);
+}
+
+/* A pool that is handed in, with libgomp's interface: it gives one thread fewer than it is asked for. */
+
+typedef struct {
+    void (*function)(void *);
+    void *argument;
+    int number, given;
+} Member;
+
+static __thread Member member = {0, 0, 0, 1};
+
+static void *run_member(void *argument) {
+    member = *(Member *)argument;
+    member.function(member.argument);
+    return 0;
+}
+
+static void pool_parallel(void (*function)(void *), void *argument, unsigned asked, unsigned flags) {
+    const int given = asked > 2 ? (int)asked - 1 : (int)asked;
+    pthread_t threads[8];
+    Member members[8];
+    (void)flags;
+    CHECK(given <= 8, "asked for %u threads", asked);
+    for (int i = 1; i < given; i++) {
+        members[i] = (Member){function, argument, i, given};
+        CHECK(!pthread_create(&threads[i], 0, run_member, &members[i]), "no thread");
+    }
+    const Member before = member;
+    member = (Member){function, argument, 0, given};
+    function(argument);
+    member = before;
+    for (int i = 1; i < given; i++) pthread_join(threads[i], 0);
+}
+
+static int pool_thread_number(void) { return member.number; }
+static int pool_num_threads(void) { return member.given; }
+
+static void hand_in_pool(void) {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = pool_parallel;
+    int (*number)(void) = pool_thread_number, (*count)(void) = pool_num_threads;
+    void *addresses[3];
+    memcpy(addresses, &parallel, sizeof parallel);
+    memcpy(addresses + 1, &number, sizeof number);
+    memcpy(addresses + 2, &count, sizeof count);
+    einlinear_use_gomp(addresses[0], addresses[1], addresses[2]);
+}
+
+static void call_after_fork(const Case *cases, long count) {
+    fflush(stdout);
+    const pid_t child = fork();
+    CHECK(child >= 0, "no fork");
+    if (child == 0) {
+        alarm(60); /* a thread that is waited for but did not survive the fork */
+        call_at_once(cases, count);
+        _exit(0);
+    }
+    call_at_once(cases, count); /* the parent's pool is as it was */
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child, "no child");
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %d", status);
+}
+
+static int64_t next(FILE *file) {
+    int64_t number = 0;
+    CHECK(fread(&number, sizeof number, 1, file) == 1, "the file of cases ends too early");
+    return number;
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2 || argc == 3, "usage: driver CASES [--threads]");
+    const int is_short = argc == 3; /* what matters where only threads are watched: no forks either */
+    FILE *file = fopen(argv[1], "rb");
+    CHECK(file, "cannot read %s", argv[1]);
+    const long count = (long)next(file);
+    Case *cases = calloc((size_t)count, sizeof *cases);
+    CHECK(cases, "no memory");
+    for (long i = 0; i < count; i++) {
+        Case *c = cases + i;
+        c->number = i, c->dtype = next(file), c->tokens = next(file), c->gap = next(file);
+        c->bias = next(file), c->norm = next(file), c->wanted = next(file), c->length = next(file);
+        c->program = malloc((size_t)c->length * 8);
+        CHECK(c->program, "no memory");
+        for (int64_t n = 0; n < c->length; n++) c->program[n] = next(file);
+    }
+    fclose(file);
+    int targets = 0;
+    for (long i = 0; i < count; i++) {
+        Results first = {0};
+        targets = 0;
+        for (int target = 0; target < TARGETS; target++)
+            if (einlinear_target(target) == target) {
+                check_case(cases + i, target, &first, is_short ? AT_END : PLACES);
+                targets++;
+            }
+        for_results(&first, free_array);
+    }
+    einlinear_target(-1);
+    const long some = is_short ? (count + 2) / 3 : count;
+    call_at_once(cases, some);
+    if (!is_short) call_after_fork(cases, count < 20 ? count : 20);
+    hand_in_pool();
+    call_at_once(cases, some);
+    if (!is_short) call_after_fork(cases, count < 20 ? count : 20);
+    for (long i = 0; i < count; i++) free(cases[i].program);
+    free(cases);
+    printf("%ld cases on %d targets\n", count, targets);
+    return 0;
+}
