@@ -283,7 +283,6 @@ def test_a_dense_step_holds_more_memory_than_its_gradients(stack):
     gradients = 4 * sum(p.numel() for p in make_stack(None, 64, 2).parameters())
     activations = 4 * 256 * 64 * 2 * 10  # what the linear layers of two blocks keep, and more
     assert dense.peak_bytes > gradients + activations
-    assert all(row.peak_bytes < dense.peak_bytes for row in stack.rows[1:])
 
 
 @pytest.mark.parametrize("structure", [None, "btt"])

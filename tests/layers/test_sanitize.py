@@ -7,6 +7,7 @@ from layers import sanitize
 CASES = 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sanitize.SANITIZERS)
 def test_random_programs_under_sanitizers(name, tmp_path):
     prefix = sanitize.find_prefix(name, tmp_path)
