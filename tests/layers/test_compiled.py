@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from cases import STRUCTURES
-from einlinear import EinsumLinear
+from einlinear import EinlinearError, EinsumLinear
 from einlinear.layers import compiled
 
 pytestmark = pytest.mark.skipif(not compiled.IS_AVAILABLE, reason="the engine is not built")
@@ -134,3 +134,60 @@ def test_a_step_of_training_is_seen_by_inference():
         before = layer(x)
         layer.A.data.mul_(0.5)
         torch.testing.assert_close(layer(x) - layer.bias, (before - layer.bias) / 2)
+
+
+@pytest.mark.parametrize("has_grad", [True, False])
+def test_a_bias_of_any_layout_is_read_as_it_is(has_grad):
+    layer = make()
+    x = torch.randn(5, 64)
+    for bias in (torch.randn(64, 2)[:, 0], torch.randn(1).expand(64)):
+        layer.bias = nn.Parameter(torch.zeros(64))
+        layer.bias.data = bias
+        with torch.set_grad_enabled(has_grad):
+            expected = nn.functional.linear(x, layer.to_dense(), bias)
+            torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("has_grad", [True, False])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"A": torch.randn(1)},
+        {"B": torch.randn(3, 3).double()},
+        {"bias": torch.randn(1)},
+        {"bias": torch.randn(64).double()},
+        {"A": torch.empty(8, 8, 16, device="meta")},
+    ],
+    ids=["shape", "dtype", "bias shape", "bias dtype", "device"],
+)
+def test_what_does_not_fit_is_refused(changed, has_grad):
+    layer = make()
+    with torch.set_grad_enabled(has_grad), pytest.raises((EinlinearError, RuntimeError)):
+        torch.func.functional_call(layer, changed, torch.randn(5, 64))
+
+
+def test_a_weight_without_memory_is_refused():
+    layer = make(weight_norm=False)
+    layer.A.untyped_storage().resize_(0)
+    with torch.no_grad(), pytest.raises(EinlinearError, match="no memory"):
+        layer(torch.randn(5, 64))
+
+
+@torch.no_grad()
+def test_a_default_device_does_not_slow_it_down(calls):
+    layer = make()
+    with torch.device("cpu"):
+        layer(torch.randn(5, 64))
+    assert calls == [True]
+
+
+def test_an_exported_program_runs_without_the_engine(monkeypatch):
+    layer = make().eval()
+    x = torch.randn(5, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(layer, (x,)).module()
+    assert "engine" in program.code
+    expected = layer(x)
+    monkeypatch.setattr(compiled, "IS_AVAILABLE", False)
+    torch.testing.assert_close(program(x), expected)

@@ -175,6 +175,12 @@ def test_what_reads_the_weight_of_a_linear_works():
     torch.testing.assert_close(fast, block(x))
 
 
+def test_an_input_elsewhere():
+    layer = EinsumLinear(64, 64, structure="btt", device="meta")
+    with pytest.raises(EinlinearError, match=r"on cpu\n  rule: .* on meta"):
+        layer(torch.randn(3, 64))
+
+
 def test_bad_arguments():
     with pytest.raises(EinlinearError, match="not a multiple"):
         EinsumLinear(64, 64, structure="XA^1 XAB:7 YB^1")

@@ -48,6 +48,26 @@ def test_compile_without_breaks(name, num_tokens):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["no_grad", "inference_mode", "frozen", "only the bias"])
+def test_compile_without_all_gradients(kind):
+    torch._dynamo.reset()
+    layer = make(width=256)
+    x = torch.randn(300, 256)
+    expected = layer(x).detach()
+    if kind in ("frozen", "only the bias"):
+        layer.requires_grad_(False)
+        layer.bias.requires_grad_(kind != "frozen")
+    mode = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with mode.get(kind, torch.enable_grad)():
+        y = compiled(x)
+    torch.testing.assert_close(y.detach().clone(), expected, atol=1e-5, rtol=1e-4)
+    if kind == "only the bias":
+        y.sum().backward()
+        torch.testing.assert_close(layer.bias.grad, torch.full((256,), 300.0))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_compile_with_any_number_of_tokens():
     torch._dynamo.reset()
     layer = make()

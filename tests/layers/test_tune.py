@@ -81,6 +81,14 @@ def test_times_are_taken_in_turns():
     assert [len(values) for values in times.values()] == [2, 2]
 
 
+def test_a_dtype_that_the_engine_does_not_know():
+    layer = EinsumLinear(64, 64, structure="btt", dtype=torch.float16)
+    (chosen,) = el.tune(layer, tokens=4, repeats=1).values()
+    assert set(chosen.values()) <= {"einsum", "strided", "dense"}
+    layer.choices = dict.fromkeys(chosen, "engine")  # as if from elsewhere: not used
+    assert layer(torch.ones(4, 64, dtype=torch.float16)).isfinite().all()
+
+
 def test_tuning_disturbs_nothing():
     model = make()
     torch.manual_seed(3)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.utils._device import DeviceContext
 
+from einlinear.errors import EinlinearError
 from einlinear.layers import engine
 from einlinear.layers.strided import contiguous, rows
 from einlinear.structures.plan import Plan
@@ -37,18 +40,53 @@ def is_direct(x: Tensor, tensors: Sequence[Tensor]) -> bool:
         return False
     dtype = x.dtype
     for tensor in (x, *tensors):
-        is_plain = type(tensor) in _PLAIN and tensor.dtype == dtype and not tensor.is_neg()
-        if not (is_plain and tensor.layout is torch.strided):
+        is_plain = type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype == dtype
+        if not is_plain or tensor.is_neg() or tensor.layout is not torch.strided:
             return False
     return (
-        x.is_cpu
-        and dtype in DTYPES
+        dtype in DTYPES
         and _num_modes() == 0
-        and _num_function_modes() == 0
+        and (_num_function_modes() == 0 or _only_sets_the_device())
         and _transform() is None
         and _tracing() is None
         and forward_ad._current_level < 0
     )
+
+
+def _only_sets_the_device() -> bool:
+    """Whether torch.set_default_device, which concerns only new tensors, is all that watches."""
+    stack = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return all(isinstance(mode, DeviceContext) for mode in stack)
+
+
+def is_usable(x: Tensor) -> bool:
+    """Whether the engine can multiply such rows here."""
+    return IS_AVAILABLE and x.is_cpu and x.dtype in DTYPES
+
+
+@lru_cache(maxsize=16384)
+def _shapes(plan: Plan) -> list[torch.Size]:
+    shapes = plan.factor_shapes
+    return [torch.Size(shapes[step.factor]) for step in plan.steps]
+
+
+def _check(
+    plan: Plan, x_td: Tensor, factors: Sequence[Tensor], others: Sequence[tuple[Tensor, torch.Size]]
+) -> None:
+    """Raise unless everything is what the engine will take it for: it reads bare addresses."""
+    wanted = [(x_td, torch.Size((x_td.shape[0], plan.d_in)))]
+    wanted += [*zip(factors, _shapes(plan), strict=True), *others]
+    dtype = x_td.dtype
+    for tensor, shape in wanted:
+        is_right = tensor.is_cpu and tensor.dtype == dtype and tensor.shape == shape
+        if not is_right or (tensor.data_ptr() == 0 and tensor.numel()):
+            raise EinlinearError(
+                what=f"the engine was given {tuple(tensor.shape)}, {tensor.dtype}, on "
+                f"{tensor.device}" + ("" if tensor.numel() == 0 or not is_right else ", no memory"),
+                rule=f"here it takes {tuple(shape)}, {dtype}, in the memory of the CPU",
+                fix="give input, factors and bias the dtype and device of each other, and the "
+                "shapes of the plan",
+            )
 
 
 def forward(
@@ -59,7 +97,9 @@ def forward(
     stds: Sequence[float] | None = None,
 ) -> Tensor:
     """W x + b for rows of input; factors are normalised here if given stds."""
+    _check(plan, x_td, factors, [] if bias is None else [(bias, torch.Size((plan.d_out,)))])
     x_td, factors = rows(x_td), contiguous(factors)
+    bias = bias if bias is None or bias.is_contiguous() else bias.contiguous()
     tokens = x_td.shape[0]
     y_te = x_td.new_empty(tokens, plan.d_out)
     engine.forward(
@@ -86,6 +126,7 @@ def backward(
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
     """The gradients of input, bias and factors, as far as wanted."""
+    _check(plan, x_td, factors, [(grad_te, torch.Size((x_td.shape[0], plan.d_out)))])
     x_td, grad_te = rows(x_td), rows(grad_te)
     factors = contiguous(factors)
     shapes = [x_td.shape, (plan.d_out,), *(factor.shape for factor in factors)]

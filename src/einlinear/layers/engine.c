@@ -809,6 +809,9 @@ static void ask_for_large_pages(void *rows, int64_t row, const Call *call) {
 #endif
 }
 
+/* What the callers must agree on: flat programs and the arguments below. */
+EXPORT int einlinear_version(void) { return VERSION_NUMBER; }
+
 /* Arguments: program dtype tokens threads x x_row bias y y_row stds scales scales_known factors...
    Addresses and whole numbers, all of 8 bytes. With stds, factors are normalised: the scales are
    written to `scales`, or read from there if known. */

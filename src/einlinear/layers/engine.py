@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import sysconfig
 import warnings
 from array import array
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from struct import Struct
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.flat import compile_program
+from einlinear.layers.flat import VERSION, compile_program
 from einlinear.structures.plan import Plan
 
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2}
@@ -36,6 +37,8 @@ class _Library:
 
     def __init__(self, path: Path):
         library = ctypes.CDLL(str(path))
+        if library.einlinear_version() != VERSION:
+            raise OSError("it was built from another version: install the package again")
         self.forward = library.einlinear_forward
         self.backward = library.einlinear_backward
         self.target = library.einlinear_target
@@ -87,13 +90,13 @@ def _loaded_gomp() -> ctypes.CDLL | None:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    for line in lines:
-        path = line.split(maxsplit=5)[-1]
-        if Path(path).name.startswith("libgomp") and ".so" in Path(path).name:
-            try:
-                return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-            except OSError:
-                continue
+    paths = {line.split(maxsplit=5)[-1] for line in lines}
+    found = [p for p in paths if Path(p).name.startswith("libgomp") and ".so" in Path(p).name]
+    for path in sorted(found, key=lambda p: ("torch" not in p, p)):  # other packages bring theirs
+        try:
+            return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        except OSError:
+            continue
     return None
 
 
@@ -103,7 +106,9 @@ def _load() -> tuple[_Library | None, str]:
     if os.environ.get("EINLINEAR_NO_ENGINE", "") not in ("", "0"):
         return None, "EINLINEAR_NO_ENGINE is set"
     folder = Path(__file__).parent
-    paths = sorted(p for p in folder.glob("_engine*") if p.suffix in _SUFFIXES)
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))  # of this Python, should there be several
+    found = (p for p in folder.glob("_engine*") if p.suffix in _SUFFIXES)
+    paths = sorted(found, key=lambda p: (not p.name.endswith(suffix), p.name))
     if not paths:
         return None, "it was not built: install the package where there is a C compiler"
     try:

@@ -66,6 +66,13 @@ def dense_weight(plan: Plan, factors: Sequence[Tensor]) -> Tensor:
     return einsum_steps(plan, eye, factors)[:, : plan.d_out].t()
 
 
+def fitting_variants(device: str, dtype: torch.dtype) -> tuple[str, ...]:
+    """The variants worth choosing from on a device and in a dtype."""
+    if device != "cpu":
+        return _ELSEWHERE
+    return ALL_VARIANTS if compiled.IS_AVAILABLE and dtype in compiled.DTYPES else _PORTABLE
+
+
 def choose_variant(
     plan: Plan, num_tokens: int, device: str, dtype: torch.dtype, *, has_backward: bool = True
 ) -> str:
@@ -73,9 +80,6 @@ def choose_variant(
 
     On other devices einsum, or dense where the matrix costs less than the steps.
     """
-    has_engine = compiled.IS_AVAILABLE and dtype in compiled.DTYPES
-    variants: tuple[str, ...] = _ELSEWHERE
-    if device == "cpu":
-        variants = ALL_VARIANTS if has_engine else _PORTABLE
+    variants = fitting_variants(device, dtype)
     choose = cheapest if torch.compiler.is_compiling() else cheapest_cached
     return choose(plan, num_tokens, variants, has_backward)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
 from einlinear.layers import compiled
-from einlinear.layers.execute import VARIANTS, choose_variant, dense_weight, multiply
+from einlinear.layers.execute import choose_variant, dense_weight, fitting_variants, multiply
 from einlinear.layers.scaling import Scaling, factor_scaling
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
@@ -106,7 +106,7 @@ class EinsumLinear(nn.Module):
             dtype = torch.get_autocast_dtype(device)
             x, factors = _cast(x, dtype), [_cast(factor, dtype) for factor in factors]
             bias = bias if bias is None else _cast(bias, dtype)
-        self._check(x, factors[0].dtype)
+        self._check(x, factors[0])
         x_td = x.reshape(-1, self.in_features)
         y_te = multiply(self.plan, x_td, factors, self._variant(x_td), bias)
         return y_te.reshape(*x.shape[:-1], self.out_features).contiguous()
@@ -118,7 +118,7 @@ class EinsumLinear(nn.Module):
         tensors = factors if bias is None else [*factors, bias]
         if not compiled.is_direct(x, tensors) or torch.is_autocast_enabled("cpu"):
             return None
-        self._check(x, factors[0].dtype)
+        self._check(x, factors[0])
         x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if self._variant(x_td) != "engine":
             return None
@@ -135,19 +135,22 @@ class EinsumLinear(nn.Module):
         has_backward = torch.is_grad_enabled()
         if self.choices:
             tuned = self.choices.get(situation(x_td, known, has_backward), "")
-            if tuned in VARIANTS:  # a model may come from where there was an engine
+            # A model may come from where there was an engine.
+            if tuned in fitting_variants(x_td.device.type, x_td.dtype):
                 return tuned
         return choose_variant(
             self.plan, known, x_td.device.type, x_td.dtype, has_backward=has_backward
         )
 
-    def _check(self, x: Tensor, dtype: torch.dtype) -> None:
-        if x.dtype != dtype or x.shape[-1:] != (self.in_features,):
+    def _check(self, x: Tensor, weight: Tensor) -> None:
+        fits = x.dtype == weight.dtype and x.device == weight.device
+        if not fits or x.shape[-1:] != (self.in_features,):
             raise EinlinearError(
-                what=f"the input has shape {tuple(x.shape)} and dtype {x.dtype}",
-                rule=f"the layer takes {dtype}, with a last axis of {self.in_features}",
+                what=f"the input has shape {tuple(x.shape)} and dtype {x.dtype}, on {x.device}",
+                rule=f"the layer takes {weight.dtype}, with a last axis of {self.in_features}, "
+                f"on {weight.device}",
                 fix=f"reshape or project the input to (..., {self.in_features}); convert it with "
-                f".to({dtype}), or the layer with layer.to(...)",
+                f".to({weight.device.type!r}, {weight.dtype}), or the layer with layer.to(...)",
             )
 
     def extra_repr(self) -> str:

@@ -27,11 +27,19 @@ def run(
     plan: Plan, x_td: Tensor, factors: Sequence[Tensor], bias: Tensor | None, variant: str
 ) -> Tensor:
     """W x + b for rows of input, by a fast variant, differentiable in everything."""
-    is_inference = variant == "engine" and not torch.is_grad_enabled()
-    if is_inference and compiled.is_direct(x_td, factors):
-        return compiled.forward(plan, x_td, factors, bias)
-    function = _Multiply if torch.compiler.is_compiling() else _MultiplyEager
     where = variant, plan.text, plan.d_in, plan.d_out
+    others = factors if bias is None else [*factors, bias]
+    if torch.compiler.is_compiling():
+        needs_gradients = [tensor.requires_grad for tensor in [x_td, *others]]
+        if not (torch.is_grad_enabled() and any(needs_gradients)):  # dynamo wants no function then
+            made: Tensor = multiply_op(x_td, list(factors), bias, *where)
+            return made
+        function: type[_Multiply] = _Multiply
+    else:
+        is_inference = variant == "engine" and not torch.is_grad_enabled()
+        if is_inference and compiled.is_direct(x_td, others):
+            return compiled.forward(plan, x_td, factors, bias)
+        function = _MultiplyEager
     y_te: Tensor = function.apply(x_td, bias, *where, *factors)  # type: ignore[no-untyped-call]
     return y_te
 
@@ -51,9 +59,9 @@ def _multiply(
     d_in: int,
     d_out: int,
 ) -> Tensor:
-    """The output for rows of input."""
+    """The output for rows of input. The engine is a wish: a program may have been exported."""
     plan = _plan(structure, d_in, d_out)
-    if variant == "engine":
+    if variant == "engine" and compiled.is_usable(x_td):
         return compiled.forward(plan, x_td, factors, bias)
     return strided.forward(plan, x_td, factors, bias)
 
@@ -86,7 +94,7 @@ def _gradients(
 ) -> list[Tensor]:
     """The gradients of input, bias and factors; empty where none is wanted."""
     plan = _plan(structure, d_in, d_out)
-    if variant == "engine":
+    if variant == "engine" and compiled.is_usable(x_td):
         grads = compiled.backward(plan, x_td, factors, grad_te, wanted)
     else:
         grads = strided.backward(plan, x_td, factors, grad_te, wanted)
@@ -121,7 +129,8 @@ class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(x_td: Tensor, bias: Tensor | None, variant: str, *rest: Any) -> Tensor:
         structure, d_in, d_out, *factors = rest
-        is_direct = variant == "engine" and compiled.is_direct(x_td, factors)
+        others = factors if bias is None else [*factors, bias]
+        is_direct = variant == "engine" and compiled.is_direct(x_td, others)
         multiply = _multiply if is_direct else multiply_op
         return multiply(x_td, factors, bias, variant, structure, d_in, d_out)
 

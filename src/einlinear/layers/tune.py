@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.execute import ALL_VARIANTS, VARIANTS, multiply
+from einlinear.layers.execute import ALL_VARIANTS, fitting_variants, multiply
 from einlinear.layers.linear import EinsumLinear, situation
 from einlinear.structures.plan import Plan
 from einlinear.structures.values import whole_number
@@ -97,8 +97,9 @@ def _fastest(layer: EinsumLinear, tokens: int, repeats: int, has_backward: bool)
 
         return both if has_backward else forward
 
-    times = interleaved({variant: action(variant) for variant in VARIANTS}, repeats)
-    return min(VARIANTS, key=lambda variant: median(times[variant]))
+    variants = fitting_variants(x_td.device.type, x_td.dtype)
+    times = interleaved({variant: action(variant) for variant in variants}, repeats)
+    return min(variants, key=lambda variant: median(times[variant]))
 
 
 def interleaved(

@@ -17,6 +17,8 @@ from einlinear.structures.values import whole_number
 
 MAX_WIDTH = 2**24
 
+_LETTERS = ascii_letters[:-2]  # Y and Z are left for axes that batches add
+
 # The paper's Greek letters for its seven edges, in Latin: alpha beta gamma delta epsilon phi rho.
 _PAPER_LETTERS = dict(zip(all_edges(2), "abgdefr", strict=True))
 
@@ -229,15 +231,15 @@ def _make_step(
 def _letters(structure: Structure) -> dict[str, str]:
     """One letter of the equation for each edge: the paper's for its seven, else a, b, c, ..."""
     edges = [edge for edge, _ in structure.edges]
-    if len(edges) > len(ascii_letters):
+    if len(edges) > len(_LETTERS):
         raise EinlinearError(
             what=f"the structure has {len(edges)} edges",
-            rule=f"an einsum has one letter per edge, so there are at most {len(ascii_letters)}",
+            rule=f"an einsum has one letter per edge, so there are at most {len(_LETTERS)}",
             fix="leave out edges, or use at most four factors, which have 41 edges",
         )
     if set(edges) <= set(_PAPER_LETTERS):
         return _PAPER_LETTERS
-    return dict(zip(edges, ascii_letters, strict=False))
+    return dict(zip(edges, _LETTERS, strict=False))
 
 
 def _word(edges: Iterable[str], letters: dict[str, str]) -> str:
