@@ -6,7 +6,7 @@ import torch
 
 import einlinear as el
 from cases import STRUCTURES
-from einlinear import peers
+from einlinear import bench, peers
 from einlinear.bench import (
     LINEAR,
     LINEAR_BIAS,
@@ -347,3 +347,21 @@ def test_bad_stacks(words, message, capsys, tmp_path):
         main(["bench", "--structures", "btt", "--out", str(tmp_path), *words.split()])
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_cases_that_are_done_survive_an_interruption(tmp_path, monkeypatch):
+    case = bench.bench_case
+
+    def interrupted(one, *arguments, **options):
+        if one.width == 32:
+            raise KeyboardInterrupt
+        return case(one, *arguments, **options)
+
+    monkeypatch.setattr(bench, "bench_case", interrupted)
+    words = "bench --structures btt --widths 16 32 --tokens 8 --repeats 1 --out"
+    with pytest.raises(SystemExit) as stop:
+        main([*words.split(), str(tmp_path)])
+    assert stop.value.code == 130
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert {row["width"] for row in rows} == {16}
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]

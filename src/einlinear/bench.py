@@ -50,9 +50,9 @@ class BenchRow:
     kind is "baseline", "variant" (our multiply alone, one of VARIANTS), "peer" (another library's),
     "layer" (EinsumLinear as it is called, with bias and weight normalisation) or "stack" (a step of
     training transformer blocks, see blocks.py); baseline is the row it is compared with, which has
-    a bias if this one has. speed is the median over rounds of
-    the baseline's time by this one's, low and high the ends of the middle four fifths; peak_bytes
-    is the most memory that was held at once beyond what was there.
+    a bias if this one has. speed is the median over rounds of the baseline's time by this one's,
+    low and high the ends of the middle four fifths; peak_bytes is the most memory that torch held
+    at once beyond what was there.
     """
 
     structure: str

@@ -108,7 +108,7 @@ def bench(
     """Time layers against nn.Linear of the same width, in turns: a table, a page and JSON.
 
     Args:
-        out: folder for bench.json and bench.html.
+        out: folder for bench.json, which grows case by case, and bench.html.
         structures: which.
         widths: of input and output.
         tokens: how many rows at once.
@@ -143,6 +143,7 @@ def bench(
             if not console.is_terminal:  # a log shows no status line
                 print(progress, file=sys.stderr)
             results.append(job())
+            _save(out / "bench.json", json.dumps(benchmark.as_json(benchmark.merged(results))))
     result = benchmark.merged(results)
     facts = benchmark.machine_facts()
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()))
@@ -248,16 +249,23 @@ def _console(width: int = 132) -> Console:
 
 
 def _write(path: Path, text: str) -> None:
+    _save(path, text)
+    print(f"wrote {path}")
+
+
+def _save(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
     except OSError as error:
         raise EinlinearError(
             what=f"cannot write {path}: {error.strerror or error}",
             rule="the output goes to a file in a folder that can be written",
             fix="choose another path, or make room and check its permissions",
         ) from error
-    print(f"wrote {path}")
 
 
 def _read(path: Path) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 
 import einlinear as el
 from einlinear import EinlinearError, EinsumLinear
-from einlinear.layers.execute import VARIANTS, choose_variant
+from einlinear.layers.execute import VARIANTS, choose_variant, multiply
 from einlinear.layers.linear import situation
 from einlinear.layers.tune import interleaved
 
@@ -87,6 +87,18 @@ def test_a_dtype_that_the_engine_does_not_know():
     assert set(chosen.values()) <= {"einsum", "strided", "dense"}
     layer.choices = dict.fromkeys(chosen, "engine")  # as if from elsewhere: not used
     assert layer(torch.ones(4, 64, dtype=torch.float16)).isfinite().all()
+
+
+def test_both_ways_of_calling_are_timed(monkeypatch):
+    seen = set()
+
+    def watched(plan, x, factors, variant):
+        seen.add(torch.is_grad_enabled())
+        return multiply(plan, x, factors, variant)
+
+    monkeypatch.setattr("einlinear.layers.tune.multiply", watched)
+    el.tune(make(), tokens=4, repeats=1)
+    assert seen == {True, False}
 
 
 def test_tuning_disturbs_nothing():

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
-from torch.utils._device import DeviceContext
 
 from einlinear.errors import EinlinearError
 from einlinear.layers import engine
@@ -30,7 +29,11 @@ try:
     _transform = torch._C._functorch.peek_interpreter_stack
     _tracing = torch._C._get_tracing_state
     _CAN_BE_DIRECT = forward_ad._current_level < 0
-except AttributeError:  # pragma: no cover - a version of torch where they have other names
+    from torch.utils._device import DeviceContext
+except (
+    AttributeError,
+    ImportError,
+):  # pragma: no cover - a version of torch where they have other names
     _CAN_BE_DIRECT = False
 
 

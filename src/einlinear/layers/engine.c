@@ -216,13 +216,17 @@ INLINE double2 part_double2(const double *p, long n) {
     const double2 v = {p[0], 0};
     return v;
 }
-#define STORE(p, a)                        \
+/* The kernel text undoes STORE and MSTORE behind itself; these stay for both types. */
+#define PLAIN_STORE(p, a)                  \
     do {                                   \
         const VEC stored = (a);            \
         memcpy((p), &stored, sizeof stored); \
     } while (0)
-#define MSTORE(p, n, a) \
+#define PLAIN_MSTORE(p, n, a) \
     for (long lane_ = 0; lane_ < (n); lane_++) (p)[lane_] = (a)[lane_]
+
+#define STORE(p, a) PLAIN_STORE(p, a)
+#define MSTORE(p, n, a) PLAIN_MSTORE(p, n, a)
 
 #define TARGET
 #define ROWS 6
@@ -242,13 +246,8 @@ INLINE double2 part_double2(const double *p, long n) {
 #define MLOAD(p, n) part_float4(p, n)
 #include "engine_kernel.h"
 
-#define STORE(p, a)                        \
-    do {                                   \
-        const VEC stored = (a);            \
-        memcpy((p), &stored, sizeof stored); \
-    } while (0)
-#define MSTORE(p, n, a) \
-    for (long lane_ = 0; lane_ < (n); lane_++) (p)[lane_] = (a)[lane_]
+#define STORE(p, a) PLAIN_STORE(p, a)
+#define MSTORE(p, n, a) PLAIN_MSTORE(p, n, a)
 #define REAL double
 #define VEC double2
 #define V 2

@@ -70,16 +70,8 @@ multiply_op = torch.library.custom_op("einlinear::multiply", _multiply, mutates_
 
 
 @multiply_op.register_fake
-def _(
-    x_td: Tensor,
-    factors: list[Tensor],
-    bias: Tensor | None,
-    variant: str,
-    structure: str,
-    d_in: int,
-    d_out: int,
-) -> Tensor:
-    return x_td.new_empty(x_td.shape[0], d_out)
+def _(x_td: Tensor, *arguments: Any) -> Tensor:
+    return x_td.new_empty(x_td.shape[0], arguments[-1])  # tokens, d_out
 
 
 def _gradients(
@@ -106,16 +98,9 @@ gradients_op = torch.library.custom_op("einlinear::gradients", _gradients, mutat
 
 @gradients_op.register_fake
 def _(
-    x_td: Tensor,
-    factors: list[Tensor],
-    grad_te: Tensor,
-    wanted: list[bool],
-    variant: str,
-    structure: str,
-    d_in: int,
-    d_out: int,
+    x_td: Tensor, factors: list[Tensor], grad_te: Tensor, wanted: list[bool], *where: Any
 ) -> list[Tensor]:
-    shapes = [x_td.shape, (d_out,), *(factor.shape for factor in factors)]
+    shapes = [x_td.shape, grad_te.shape[-1:], *(factor.shape for factor in factors)]
     return [
         x_td.new_empty(shape if flag else 0) for shape, flag in zip(shapes, wanted, strict=True)
     ]
