@@ -30,6 +30,7 @@ ORDER = [
     "layers.compiled",
     "layers.operators",
     "layers.execute",
+    "layers.norm",
     "layers.linear",
     "layers.tune",
     "peers",

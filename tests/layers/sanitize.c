@@ -191,7 +191,7 @@ static Results run(const Case *c, int place, int64_t threads) {
                  {0},
                  steps};
     Array forward = make_array((size_t)(12 + steps) * 8, place);
-    Array backward = make_array((size_t)(11 + 2 * steps) * 8, place);
+    Array backward = make_array((size_t)(13 + 2 * steps) * 8, place);
     Array stds = make_array((size_t)steps * 8, place), scales = make_array((size_t)steps * 8, place);
     int64_t *f = (int64_t *)forward.data, *b = (int64_t *)backward.data;
     const int64_t start[] = {(intptr_t)p, c->dtype, c->tokens, threads, (intptr_t)x.array.data, x.row};
@@ -200,13 +200,13 @@ static Results run(const Case *c, int place, int64_t threads) {
     f[7] = (intptr_t)r.y.array.data, f[8] = r.y.row, f[9] = f[10] = f[11] = 0;
     b[6] = (intptr_t)gy.array.data, b[7] = gy.row;
     b[8] = c->wanted & 1 ? (intptr_t)r.gx.array.data : 0, b[9] = r.gx.row;
-    b[10] = c->wanted & 2 ? (intptr_t)r.gbias.array.data : 0;
+    b[10] = c->wanted & 2 ? (intptr_t)r.gbias.array.data : 0, b[11] = b[12] = 0;
     for (int64_t s = 0; s < steps; s++) {
         factors[s] = make_rows(c, 1, sizes[s], 0, place);
         fill_rows(c, &factors[s], (uint64_t)(4 + s));
         r.gradients[s] = make_rows(c, 1, sizes[s], 0, place);
-        f[12 + s] = b[11 + s] = (intptr_t)factors[s].array.data;
-        b[11 + steps + s] = c->wanted >> (2 + s) & 1 ? (intptr_t)r.gradients[s].array.data : 0;
+        f[12 + s] = b[13 + s] = (intptr_t)factors[s].array.data;
+        b[13 + steps + s] = c->wanted >> (2 + s) & 1 ? (intptr_t)r.gradients[s].array.data : 0;
         ((double *)stds.data)[s] = s % 2 ? 10 : 0.25;
     }
     CHECK(!einlinear_forward(f), "case %ld failed", (long)c->number);
@@ -225,6 +225,8 @@ static Results run(const Case *c, int place, int64_t threads) {
               "case %ld: known scales give other results", (long)c->number);
         free_array(&again.array);
     }
+    if (c->norm && c->tokens && c->dtype != HALF)
+        b[11] = (intptr_t)stds.data, b[12] = (intptr_t)scales.data;
     CHECK(!einlinear_backward(b), "case %ld failed backward", (long)c->number);
     check_rows(c, &r.gx, c->wanted & 1, "gradient of x");
     check_rows(c, &r.gbias, c->wanted >> 1 & 1, "gradient of the bias");

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cases import STRUCTURES
 from einlinear import EinlinearError, EinsumLinear
-from einlinear.layers import compiled
+from einlinear.layers import compiled, engine
 
 pytestmark = pytest.mark.skipif(not compiled.IS_AVAILABLE, reason="the engine is not built")
 
@@ -34,16 +34,16 @@ def make(name="btt(rank=2)", width=64, **options):
 def calls(monkeypatch):
     """For every forward call of the engine whether normalisation was left to it.
 
-    Only a layer that infers past torch's operators does that.
+    Only a layer that goes past torch's operators does that.
     """
     found = []
-    forward = compiled.forward
+    forward = engine.forward
 
-    def counted(plan, x_td, factors, bias, stds=None):
-        found.append(stds is not None)
-        return forward(plan, x_td, factors, bias, stds)
+    def counted(*arguments, stds=None, stds_at=0, **options):
+        found.append(stds is not None or stds_at != 0)
+        return forward(*arguments, stds=stds, stds_at=stds_at, **options)
 
-    monkeypatch.setattr(compiled, "forward", counted)
+    monkeypatch.setattr(engine, "forward", counted)
     return found
 
 

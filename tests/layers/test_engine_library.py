@@ -77,10 +77,18 @@ def test_bad_backward_calls_are_refused(monkeypatch):
     copy.backward()
     with pytest.raises(EinlinearError, match="'float16'"):
         copy.backward(dtype="float16")
-    with pytest.raises(EinlinearError, match=r"\(got 14\)|expected 15"):
+    with pytest.raises(EinlinearError, match=r"\(got 16\)|expected 17"):
         copy.backward(factors=1)
     with pytest.raises(EinlinearError, match=r"1 gradients\n.*: 2\n"):
         copy.backward(gradients=1)
+
+
+@needs_engine
+def test_normalised_gradients_are_not_for_bfloat16():
+    plan = make_plan(einlinear.btt(), 16, 16)
+    rows = "bfloat16", 0, 0, 16, [0, 0], 0, 16, 0, 16, [0, 0], 0
+    with pytest.raises(EinlinearError, match=r"(?s)bfloat16.*fix:  normalise the factors first"):
+        engine.backward(plan, *rows, stds=[1.0, 1.0], scales=[1.0, 1.0])
 
 
 @needs_engine

@@ -37,7 +37,7 @@ def test_choices_are_made_kept_and_given_back():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_choice_is_used(variant, monkeypatch):
-    layer = EinsumLinear(64, 64, structure="btt(rank=2)")
+    layer = EinsumLinear(64, 64, structure="btt(rank=2)", weight_norm=False)
     x = torch.randn(300, 64)
     expected = layer(x)
     el.tune(layer, choices={"": {"cpu float32 up to 512 tokens": variant}})
@@ -60,7 +60,7 @@ def test_situations(tokens, name):
 
 
 def test_a_choice_is_for_its_dtype(monkeypatch):
-    layer = EinsumLinear(64, 64, structure="btt(rank=2)")
+    layer = EinsumLinear(64, 64, structure="btt(rank=2)", weight_norm=False)
     untuned = choose_variant(layer.plan, 300, "cpu", torch.float64)
     tuned = next(variant for variant in VARIANTS if variant != untuned)
     layer.choices = {"cpu float32 up to 512 tokens": tuned}

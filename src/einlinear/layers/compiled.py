@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -67,29 +67,100 @@ def is_usable(x: Tensor) -> bool:
     return IS_AVAILABLE and x.is_cpu and x.dtype in DTYPES
 
 
-@lru_cache(maxsize=16384)
-def _shapes(plan: Plan) -> list[torch.Size]:
-    shapes = plan.factor_shapes
-    return [torch.Size(shapes[step.factor]) for step in plan.steps]
+class _Sizes:
+    """The shapes of a plan's factors and bias, laid out once."""
+
+    def __init__(self, plan: Plan):
+        shapes = plan.factor_shapes
+        self.plan = plan
+        self.factors = [torch.Size(shapes[step.factor]) for step in plan.steps]
+        self.bias = torch.Size((plan.d_out,))
 
 
-def _check(
-    plan: Plan, x_td: Tensor, factors: Sequence[Tensor], others: Sequence[tuple[Tensor, torch.Size]]
-) -> None:
-    """Raise unless everything is what the engine will take it for: it reads bare addresses."""
-    wanted = [(x_td, torch.Size((x_td.shape[0], plan.d_in)))]
-    wanted += [*zip(factors, _shapes(plan), strict=True), *others]
-    dtype = x_td.dtype
-    for tensor, shape in wanted:
-        is_right = tensor.is_cpu and tensor.dtype == dtype and tensor.shape == shape
-        if not is_right or (tensor.data_ptr() == 0 and tensor.numel()):
-            raise EinlinearError(
-                what=f"the engine was given {tuple(tensor.shape)}, {tensor.dtype}, on "
-                f"{tensor.device}" + ("" if tensor.numel() == 0 or not is_right else ", no memory"),
-                rule=f"here it takes {tuple(shape)}, {dtype}, in the memory of the CPU",
-                fix="give input, factors and bias the dtype and device of each other, and the "
-                "shapes of the plan",
-            )
+# By identity: hashing a plan takes longer than a small layer. Holding the plan keeps its id.
+_sizes: dict[int, _Sizes] = {}
+_MOST_SIZES = 4096
+
+
+def _sizes_of(plan: Plan) -> _Sizes:
+    if len(_sizes) >= _MOST_SIZES:
+        _sizes.clear()
+    return _sizes.setdefault(id(plan), _Sizes(plan))
+
+
+def _address(tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> int:
+    """Where the tensor is, if it is what the engine will take it for: it reads bare addresses."""
+    address = tensor.data_ptr()
+    is_right = tensor.shape == shape and tensor.dtype == dtype and tensor.is_cpu
+    if not is_right or (address == 0 and tensor.numel()):
+        raise EinlinearError(
+            what=f"the engine was given {tuple(tensor.shape)}, {tensor.dtype}, on "
+            f"{tensor.device}" + (", no memory" if is_right else ""),
+            rule=f"here it takes {tuple(shape)}, {dtype}, in the memory of the CPU",
+            fix="give input, factors and bias the dtype and device of each other, and the "
+            "shapes of the plan",
+        )
+    return address
+
+
+class Inference:
+    """A layer's call without gradients, with all that can be known of its parameters beforehand."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        factors: Sequence[Tensor],
+        bias: Tensor | None,
+        stds: Sequence[float] | None,
+    ):
+        sizes = _sizes.get(id(plan)) or _sizes_of(plan)
+        self.plan, self.factors, self.bias, self.stds = plan, [*factors], bias, stds
+        self.dtype, self.width = factors[0].dtype, torch.Size((plan.d_in,))
+        self.factors_at = [
+            _address(factor, shape, self.dtype)
+            for factor, shape in zip(factors, sizes.factors, strict=True)
+        ]
+        self.bias_at = 0 if bias is None else _address(bias, sizes.bias, self.dtype)
+        self._doubles = array("d", stds or ())
+        self.stds_at = self._doubles.buffer_info()[0] if stds else 0
+        # Kept by the layer: what it found for numbers of tokens, given its choices.
+        self.variants: dict[int, str] = {}
+        self.choices: dict[str, str] = {}
+
+    @staticmethod
+    def fits(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> bool:
+        """Whether such a call can be prepared at all."""
+        tensors = factors if bias is None else [*factors, bias]
+        return is_direct(x, tensors) and all(tensor.is_contiguous() for tensor in tensors)
+
+    def is_current(
+        self, factors: Sequence[Tensor], bias: Tensor | None, stds: Sequence[float] | None
+    ) -> bool:
+        """Whether the parameters are the same, in the same place."""
+        for factor, known, address in zip(factors, self.factors, self.factors_at, strict=True):
+            if factor is not known or factor.data_ptr() != address:
+                return False
+        has_moved = bias is not None and bias.data_ptr() != self.bias_at
+        return bias is self.bias and stds is self.stds and not has_moved
+
+    def __call__(self, x_td: Tensor) -> Tensor:
+        """W x + b for rows of input of the layer's dtype and width."""
+        plan, tokens, x_td = self.plan, x_td.shape[0], rows(x_td)
+        y_te = x_td.new_empty(tokens, plan.d_out)
+        engine.forward(
+            plan,
+            _NAMES[self.dtype],
+            tokens,
+            x_td.data_ptr(),
+            x_td.stride(0),
+            self.factors_at,
+            self.bias_at,
+            y_te.data_ptr(),
+            plan.d_out,
+            stds_at=self.stds_at,
+            threads=torch.get_num_threads(),
+        )
+        return y_te
 
 
 def forward(
@@ -100,25 +171,41 @@ def forward(
     stds: Sequence[float] | None = None,
 ) -> Tensor:
     """W x + b for rows of input; factors are normalised here if given stds."""
-    _check(plan, x_td, factors, [] if bias is None else [(bias, torch.Size((plan.d_out,)))])
-    x_td, factors = rows(x_td), contiguous(factors)
+    return forward_with_scales(plan, x_td, factors, bias, stds)[0]
+
+
+def forward_with_scales(
+    plan: Plan,
+    x_td: Tensor,
+    factors: Sequence[Tensor],
+    bias: Tensor | None,
+    stds: Sequence[float] | None,
+) -> tuple[Tensor, tuple[float, ...] | None]:
+    """The same, with what normalisation multiplied every factor by."""
+    sizes = _sizes.get(id(plan)) or _sizes_of(plan)
+    x_td, factors, dtype = rows(x_td), contiguous(factors), x_td.dtype
     bias = bias if bias is None or bias.is_contiguous() else bias.contiguous()
     tokens = x_td.shape[0]
+    addresses = [
+        _address(factor, shape, dtype) for factor, shape in zip(factors, sizes.factors, strict=True)
+    ]
+    x_at = _address(x_td, torch.Size((tokens, plan.d_in)), dtype)
+    bias_at = 0 if bias is None else _address(bias, sizes.bias, dtype)
     y_te = x_td.new_empty(tokens, plan.d_out)
-    engine.forward(
+    scales = engine.forward(
         plan,
-        _NAMES[x_td.dtype],
+        _NAMES[dtype],
         tokens,
-        x_td.data_ptr(),
+        x_at,
         x_td.stride(0),
-        [factor.data_ptr() for factor in factors],
-        0 if bias is None else bias.data_ptr(),
+        addresses,
+        bias_at,
         y_te.data_ptr(),
         plan.d_out,
         stds=stds,
         threads=torch.get_num_threads(),
     )
-    return y_te
+    return y_te, scales
 
 
 def backward(
@@ -127,29 +214,40 @@ def backward(
     factors: Sequence[Tensor],
     grad_te: Tensor,
     wanted: Sequence[bool],
+    norm: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> list[Tensor | None]:
-    """The gradients of input, bias and factors, as far as wanted."""
-    _check(plan, x_td, factors, [(grad_te, torch.Size((x_td.shape[0], plan.d_out)))])
-    x_td, grad_te = rows(x_td), rows(grad_te)
-    factors = contiguous(factors)
-    shapes = [x_td.shape, (plan.d_out,), *(factor.shape for factor in factors)]
+    """The gradients of input, bias and factors, as far as wanted.
+
+    norm: the stds of the factors and the scales of the forward pass, if it normalised.
+    """
+    sizes = _sizes.get(id(plan)) or _sizes_of(plan)
+    x_td, grad_te, factors, dtype = rows(x_td), rows(grad_te), contiguous(factors), x_td.dtype
+    tokens = x_td.shape[0]
+    addresses = [
+        _address(factor, shape, dtype) for factor, shape in zip(factors, sizes.factors, strict=True)
+    ]
+    x_at = _address(x_td, torch.Size((tokens, plan.d_in)), dtype)
+    grad_at = _address(grad_te, torch.Size((tokens, plan.d_out)), dtype)
+    shapes = [x_td.shape, sizes.bias, *sizes.factors]
     grads = [
         x_td.new_empty(shape) if flag else None for shape, flag in zip(shapes, wanted, strict=True)
     ]
     grad_x, grad_bias, *grad_factors = (0 if grad is None else grad.data_ptr() for grad in grads)
     engine.backward(
         plan,
-        _NAMES[x_td.dtype],
-        x_td.shape[0],
-        x_td.data_ptr(),
+        _NAMES[dtype],
+        tokens,
+        x_at,
         x_td.stride(0),
-        [factor.data_ptr() for factor in factors],
-        grad_te.data_ptr(),
+        addresses,
+        grad_at,
         grad_te.stride(0),
         grad_x,
         plan.d_in,
         grad_factors,
         grad_bias,
+        stds=None if norm is None else norm[0],
+        scales=None if norm is None else norm[1],
         threads=torch.get_num_threads(),
     )
     return grads

@@ -49,7 +49,7 @@
 /* ---- the numbers of a flat program; keep in step with flat.py ---- */
 
 enum {
-    VERSION_NUMBER = 1,
+    VERSION_NUMBER = 2,
     H_VERSION = 0, H_D_IN, H_D_OUT, H_D_IN_PADDED, H_D_OUT_PADDED, H_MACS, H_STEPS, H_BLOCK,
     H_CHUNK, H_SCRATCH, H_ROW_BUFFERS, H_FORWARD, H_BACKWARD, H_TURNS, H_COLLECTS, H_LENGTH
 };
@@ -76,7 +76,8 @@ typedef struct {
     void (*stage_in)(const void *, long, long, void *, long, long, long, int);
     void (*stage_out)(const void *, long, void *, long, long, long, int);
     void (*add_rows)(const void *, long, long, long, void *, int);
-    double (*sum_squares)(const void *, long);
+    double (*dot)(const void *, const void *, long);
+    void (*adjust)(void *, const void *, long, double, double);
     void (*copy)(const int64_t *, long, long, const void *, int, void *, int, long, long);
 } Kernels;
 
@@ -509,7 +510,8 @@ typedef struct {
     int64_t at_sum[MAX_STEPS], at_bias_sum, at_scratch;
     char *memory;                    /* of the workers */
     size_t per_worker;
-    double *partial;                 /* sums of squares of pieces */
+    double *partial;                 /* sums over pieces of a factor */
+    const double *amounts;           /* how much of a factor to take off its gradient */
 } Call;
 
 static const int64_t *sizes_of(const Call *call) {
@@ -588,7 +590,7 @@ static void run_block(const Call *call, char *memory, long start, long tokens, i
             continue;
         }
         kernels->multiply(op, tokens, base, row, op[OP_ROLE] == WEIGHT_GRADIENT && !is_first,
-                          op[OP_C] == BUFFER_Y ? &call->finish : &no_finish,
+                          op[OP_C] == BUFFER_Y || op[OP_C] == BUFFER_GX ? &call->finish : &no_finish,
                           memory + call->at_scratch);
     }
     if (call->gbias)
@@ -615,6 +617,14 @@ static void run_share(void *context, int worker) {
     }
 }
 
+static long smallest_wanted(const Call *call) {
+    const int64_t *sizes = sizes_of(call);
+    long found = -1;
+    for (long s = 0; s < call->program[H_STEPS]; s++)
+        if (call->gradients[s] && (found < 0 || sizes[s] < sizes[found])) found = s;
+    return found;
+}
+
 /* Work on weights is cut into pieces, and every worker takes an equal run of each factor's. */
 
 static void prepare_share(void *context, int worker) {
@@ -630,9 +640,10 @@ static void prepare_share(void *context, int worker) {
             if (call->half)
                 call->kernels->stage_in((const uint16_t *)call->factors[s] + start, 0, count,
                                         (float *)call->weights[s] + start, 0, count, 1, 1);
-            if (call->partial)
-                call->partial[piece + p] = call->kernels->sum_squares(
-                    (const char *)call->weights[s] + start * call->size, count);
+            if (call->partial && !call->is_backward)
+                call->partial[piece + p] =
+                    call->kernels->dot((const char *)call->weights[s] + start * call->size,
+                                       (const char *)call->weights[s] + start * call->size, count);
         }
         piece += pieces;
     }
@@ -656,6 +667,53 @@ static void collect_share(void *context, int worker) {
                             call->memory + call->at_sum[s], 0, call->gradients[s], call->half,
                             workers, (long)(call->per_worker / call->size));
     }
+}
+
+/* Of the smallest factor with a gradient: what it and its gradient have in common, piece by piece. */
+static void compare_share(void *context, int worker) {
+    const Call *call = context;
+    const long s = smallest_wanted(call), workers = call->workers, size = sizes_of(call)[s];
+    const long pieces = (size + PIECE - 1) / PIECE;
+    for (long p = pieces * worker / workers; p < pieces * (worker + 1) / workers; p++) {
+        const long start = p * PIECE, count = size - start < PIECE ? size - start : PIECE;
+        call->partial[p] = call->kernels->dot((const char *)call->factors[s] + start * call->size,
+                                              (const char *)call->gradients[s] + start * call->size,
+                                              count);
+    }
+}
+
+static void adjust_share(void *context, int worker) {
+    const Call *call = context;
+    const int64_t *sizes = sizes_of(call);
+    for (long s = 0; s < call->program[H_STEPS]; s++) {
+        if (!call->gradients[s]) continue;
+        const long first = sizes[s] * worker / call->workers;
+        const long last = sizes[s] * (worker + 1) / call->workers;
+        call->kernels->adjust((char *)call->gradients[s] + first * call->size,
+                              (const char *)call->factors[s] + first * call->size, last - first,
+                              call->finish.scale, call->amounts[s]);
+    }
+}
+
+/* Turn gradients of used factors s M into those of M, where s = min(1, std / rms(M)).
+
+   The output is S f(M, ...), S the product of all s and f linear in every M. With g the gradient of
+   f, the gradient of M is S g, less, where s < 1, S <g, M> / (n rms^2) M; and <g, M> = <grad y, f> is
+   the same for every factor. */
+static void finish_gradients(Call *call, const double *stds, const double *scales) {
+    const int64_t *sizes = sizes_of(call);
+    const long pivot = smallest_wanted(call);
+    double amounts[MAX_STEPS], common = 0;
+    if (pivot < 0) return;
+    parallel(compare_share, call, call->workers);
+    for (long p = 0; p < (sizes[pivot] + PIECE - 1) / PIECE; p++) common += call->partial[p];
+    for (long s = 0; s < call->program[H_STEPS]; s++) {
+        const double ratio = scales[s] / stds[s]; /* 1 / rms, where s < 1 */
+        amounts[s] =
+            scales[s] < 1 ? call->finish.scale * common * ratio * ratio / (double)sizes[s] : 0;
+    }
+    call->amounts = amounts;
+    parallel(adjust_share, call, call->workers);
 }
 
 static int choose_workers(const Call *call, long threads) {
@@ -813,7 +871,7 @@ EXPORT int einlinear_version(void) { return VERSION_NUMBER; }
 
 /* Arguments: program dtype tokens threads x x_row bias y y_row stds scales scales_known factors...
    Addresses and whole numbers, all of 8 bytes. With stds, factors are normalised: the scales are
-   written to `scales`, or read from there if known. */
+   written to `scales` (if that is not 0), or read from there if known. */
 EXPORT int einlinear_forward(const int64_t *a) {
     Call call;
     const int failed = start_call(&call, (const int64_t *)(intptr_t)a[0], a[1], a[2]);
@@ -825,6 +883,7 @@ EXPORT int einlinear_forward(const int64_t *a) {
     const double *stds = (const double *)(intptr_t)a[9];
     double *scales = (double *)(intptr_t)a[10];
     const int known = a[11] != 0;
+    double unread[MAX_STEPS];
     for (long s = 0; s < program[H_STEPS]; s++) call.factors[s] = (const void *)(intptr_t)a[12 + s];
     call.block = program[H_BLOCK] < call.tokens ? program[H_BLOCK] : call.tokens;
     ask_for_large_pages(call.y, call.y_row, &call);
@@ -833,17 +892,19 @@ EXPORT int einlinear_forward(const int64_t *a) {
     if (call.half || (stds && !known)) parallel(prepare_share, &call, call.workers);
     call.finish.scale = 1;
     if (stds && !known) {
-        call.finish.scale = find_scales(&call, stds, scales);
+        call.finish.scale = find_scales(&call, stds, scales ? scales : unread);
     } else if (scales && known) {
         for (long s = 0; s < program[H_STEPS]; s++) call.finish.scale *= scales[s];
     }
-    call.finish.wanted = call.finish.bias != 0 || scales != 0;
+    call.finish.wanted = call.finish.bias != 0 || stds != 0 || scales != 0;
     parallel(run_share, &call, call.workers);
     return 0;
 }
 
-/* Arguments: program dtype tokens threads x x_row gy gy_row gx gx_row gbias factors... gradients...
-   An address of 0 for gx, gbias or a gradient leaves it out. */
+/* Arguments: program dtype tokens threads x x_row gy gy_row gx gx_row gbias stds scales
+   factors... gradients...
+   An address of 0 for gx, gbias or a gradient leaves it out. With stds and scales, those that the
+   forward pass found, gradients are of the factors before normalisation; not for bfloat16. */
 EXPORT int einlinear_backward(const int64_t *a) {
     Call call;
     const int failed = start_call(&call, (const int64_t *)(intptr_t)a[0], a[1], a[2]);
@@ -855,9 +916,12 @@ EXPORT int einlinear_backward(const int64_t *a) {
     call.gx = (void *)(intptr_t)a[8], call.gx_row = a[9];
     call.gbias = (void *)(intptr_t)a[10];
     for (long s = 0; s < steps; s++) {
-        call.factors[s] = (const void *)(intptr_t)a[11 + s];
-        call.gradients[s] = (void *)(intptr_t)a[11 + steps + s];
+        call.factors[s] = (const void *)(intptr_t)a[13 + s];
+        call.gradients[s] = (void *)(intptr_t)a[13 + steps + s];
     }
+    const double *stds = (const double *)(intptr_t)a[11];
+    const double *scales = (const double *)(intptr_t)a[12];
+    if (scales && call.half) return -2;
     const size_t outer = call.half ? 2 : (size_t)call.size;
     if (call.tokens <= 0) {
         for (long s = 0; s < steps; s++)
@@ -871,10 +935,14 @@ EXPORT int einlinear_backward(const int64_t *a) {
     /* A weight gradient walks down columns: rows a power of two apart share a few cache sets. */
     call.stage_x |= call.x_row * call.size % (PAGE / 4) == 0;
     call.stage_gy |= call.gy_row * call.size % (PAGE / 4) == 0;
-    if (!lay_out(&call, 0)) return -1;
+    if (!lay_out(&call, scales != 0)) return -1;
+    call.finish.scale = 1;
+    call.finish.wanted = scales != 0;
+    for (long s = 0; scales && s < steps; s++) call.finish.scale *= scales[s];
     parallel(prepare_share, &call, call.workers);
     parallel(run_share, &call, call.workers);
     parallel(collect_share, &call, call.workers);
+    if (scales) finish_gradients(&call, stds, scales);
     if (call.gbias) {
         int64_t op[] = {OP_DIMS + 6, 2, 0, 0, 0, 0, 1, 0, 0, program[H_D_OUT], 1, 1};
         call.kernels->copy(op, 0, 1, call.memory + call.at_bias_sum, 0, call.gbias, call.half,

@@ -170,7 +170,7 @@ class _Prepared:
         self.program = self.numbers.buffer_info()[0]
         self.steps = len(plan.steps)
         self.pack_forward = Struct(f"{12 + self.steps}q").pack
-        self.pack_backward = Struct(f"{11 + 2 * self.steps}q").pack
+        self.pack_backward = Struct(f"{13 + 2 * self.steps}q").pack
 
 
 # By identity: hashing a plan takes longer than a small layer. Holding the plan keeps its id.
@@ -204,16 +204,18 @@ def forward(
     *,
     stds: Sequence[float] | None = None,
     scales: Sequence[float] | None = None,
+    stds_at: int = 0,
     threads: int = 1,
 ) -> tuple[float, ...] | None:
     """Write y = W x + bias for rows of x.
 
     With stds every factor M is used as M / max(1, rms(M) / std); the scales found, one per factor,
-    are returned. Given as `scales` they are used as they are and not computed again.
+    are returned. Given as `scales` they are used as they are and not computed again. With stds_at,
+    the address of stds as doubles, nothing is returned, which is quicker.
     """
     prepared = _prepared.get(id(plan)) or _prepare(plan)
     if stds is None and scales is None:
-        given, stds_at, scales_at = None, 0, 0
+        given, scales_at = None, 0
     else:
         given = array("d", stds if scales is None else scales)  # type: ignore[arg-type]
         _check_count(len(given), prepared.steps, "stds or scales")
@@ -247,15 +249,35 @@ def backward(
     grad_factors: Sequence[int],
     grad_bias: int,
     *,
+    stds: Sequence[float] | None = None,
+    scales: Sequence[float] | None = None,
     threads: int = 1,
 ) -> None:
-    """Write the gradients of x, of the factors and of the bias; 0 for those not wanted."""
+    """Write the gradients of x, of the factors and of the bias; 0 for those not wanted.
+
+    With the stds given to `forward` and the scales it returned, they are gradients with respect to
+    the factors before normalisation. Not for bfloat16.
+    """
     prepared = _prepared.get(id(plan)) or _prepare(plan)
     _check_count(len(grad_factors), prepared.steps, "gradients")
+    if stds is None or scales is None:
+        stds_at = scales_at = 0
+    else:
+        if dtype == "bfloat16":
+            raise EinlinearError(
+                what="the engine was asked for gradients through weight normalisation in bfloat16",
+                rule="it has them in float32 and float64; sums would be rounded before their use",
+                fix="normalise the factors first, and pass those, without stds and scales",
+            )
+        _check_count(len(stds), prepared.steps, "stds")
+        _check_count(len(scales), prepared.steps, "scales")
+        given = array("d", (*stds, *scales))
+        stds_at = given.buffer_info()[0]
+        scales_at = stds_at + 8 * prepared.steps
     try:
         packed = prepared.pack_backward(
             prepared.program, DTYPES[dtype], tokens, threads, x, x_row, grad_y, grad_y_row,
-            grad_x, grad_x_row, grad_bias, *factors, *grad_factors,
+            grad_x, grad_x_row, grad_bias, stds_at, scales_at, *factors, *grad_factors,
         )  # fmt: skip
     except Exception as error:
         raise _bad_call(dtype, error) from error

@@ -261,9 +261,9 @@ static TARGET void NAME(add_rows)(const void *from, long row, long width, long t
     }
 }
 
-/* The sum of squares: short sums in the lanes of four vectors, their totals in double. */
-static TARGET double NAME(sum_squares)(const void *from, long count) {
-    const REAL *s = (const REAL *)from;
+/* The sum of a[i] * b[i]: short sums in the lanes of four vectors, their totals in double. */
+static TARGET double NAME(dot)(const void *from_a, const void *from_b, long count) {
+    const REAL *a = (const REAL *)from_a, *b = (const REAL *)from_b;
     double total = 0;
     while (count > 0) {
         const long n = count < 4096 ? count : 4096;
@@ -272,16 +272,23 @@ static TARGET double NAME(sum_squares)(const void *from, long count) {
         long i = 0;
         UNROLL for (int j = 0; j < 4; j++) acc[j] = SPLAT(0);
         for (; i + 4 * V <= n; i += 4 * V) UNROLL for (int j = 0; j < 4; j++) {
-                const VEC a = LOAD(s + i + j * V);
-                acc[j] = FMA(a, a, acc[j]);
+                acc[j] = FMA(LOAD(a + i + j * V), LOAD(b + i + j * V), acc[j]);
             }
         UNROLL for (int j = 0; j < 4; j++) STORE(lane + j * V, acc[j]);
         for (int j = 0; j < 4 * V; j++) total += (double)lane[j];
-        for (; i < n; i++) total += (double)s[i] * (double)s[i];
-        s += n;
+        for (; i < n; i++) total += (double)a[i] * (double)b[i];
+        a += n, b += n;
         count -= n;
     }
     return total;
+}
+
+/* to[i] = scale * to[i] - amount * from[i] */
+static TARGET void NAME(adjust)(void *to, const void *from, long count, double scale,
+                                double amount) {
+    REAL *d = (REAL *)to;
+    const REAL *s = (const REAL *)from, times = (REAL)scale, less = (REAL)amount;
+    for (long i = 0; i < count; i++) d[i] = times * d[i] - less * s[i];
 }
 
 /* to[i] = the sum of `terms` arrays of n numbers that lie `apart` from each other, in order. */
@@ -355,8 +362,9 @@ static TARGET void NAME(copy)(const int64_t *op, long first, long last, const vo
     }
 }
 
-static const Kernels NAME(kernels) = {NAME(multiply),  NAME(stage_in),    NAME(stage_out),
-                                      NAME(add_rows),  NAME(sum_squares), NAME(copy)};
+static const Kernels NAME(kernels) = {NAME(multiply), NAME(stage_in), NAME(stage_out),
+                                      NAME(add_rows), NAME(dot),      NAME(adjust),
+                                      NAME(copy)};
 
 #undef REAL
 #undef VEC

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
 from einlinear.layers import compiled
 from einlinear.layers.execute import choose_variant, dense_weight, fitting_variants, multiply
+from einlinear.layers.norm import multiply_normalised, normalised
 from einlinear.layers.scaling import Scaling, factor_scaling
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
@@ -51,7 +55,9 @@ class EinsumLinear(nn.Module):
         self.weight_norm = weight_norm
         scaling = factor_scaling(self.plan)
         self.choices: dict[str, str] = {}
-        self._stds = [scaling[step.factor].init_std for step in self.plan.steps]
+        self._call: compiled.Inference | None = None
+        self._names = [step.factor for step in self.plan.steps]
+        self._stds = [scaling[name].init_std for name in self._names]
         for name, shape in self.plan.factor_shapes.items():
             self.register_parameter(
                 name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -84,10 +90,10 @@ class EinsumLinear(nn.Module):
 
     def factors(self) -> list[Tensor]:
         """The factors as they are multiplied, normalised, in the order of the plan's steps."""
-        weights = [getattr(self, step.factor) for step in self.plan.steps]
+        weights = [getattr(self, name) for name in self._names]
         if not self.weight_norm:
             return weights
-        return [_normalised(w, std) for w, std in zip(weights, self._stds, strict=True)]
+        return [normalised(w, std) for w, std in zip(weights, self._stds, strict=True)]
 
     def to_dense(self) -> Tensor:
         """The effective weight, (out_features, in_features), laid out as nn.Linear.weight."""
@@ -95,8 +101,8 @@ class EinsumLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer applied to the last axis of x."""
-        if compiled.IS_AVAILABLE and not torch.is_grad_enabled():
-            y = self._infer(x)
+        if compiled.IS_AVAILABLE:
+            y = self._by_engine(x)
             if y is not None:
                 return y
         factors: list[Tensor] = self.factors()
@@ -111,19 +117,47 @@ class EinsumLinear(nn.Module):
         y_te = multiply(self.plan, x_td, factors, self._variant(x_td), bias)
         return y_te.reshape(*x.shape[:-1], self.out_features).contiguous()
 
-    def _infer(self, x: Tensor) -> Tensor | None:
-        """The output by the engine, normalisation folded in; None if it is not for the engine."""
-        factors = [getattr(self, step.factor) for step in self.plan.steps]
-        bias: Tensor | None = self.bias
+    def _by_engine(self, x: Tensor) -> Tensor | None:
+        """The output by the engine, normalisation folded in; None where that cannot be."""
+        own: dict[str, Any] = self._parameters  # attributes of a module take longer to find
+        bias: Tensor | None = own["bias"] if "bias" in own else self.bias
+        factors = [own[name] if name in own else getattr(self, name) for name in self._names]
+        if torch.is_grad_enabled():
+            return self._train_by_engine(x, factors, bias)
+        stds = self._stds if self.weight_norm else None
+        call = self._call
+        if call is None or not call.is_current(factors, bias, stds):
+            if not compiled.Inference.fits(x, factors, bias):
+                return None
+            call = self._call = compiled.Inference(self.plan, factors, bias, stds)
+        if not compiled.is_direct(x, ()) or torch.is_autocast_enabled("cpu"):
+            return None
+        if x.dtype != call.dtype or x.shape[-1:] != call.width:
+            self._check(x, factors[0])
+        x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        if call.choices != self.choices:
+            call.choices, call.variants = dict(self.choices), {}
+        num_tokens = x_td.shape[0]
+        variant = call.variants.get(num_tokens)
+        if variant is None:
+            variant = call.variants[num_tokens] = self._variant(x_td)
+        if variant != "engine":
+            return None
+        y_te = call(x_td)
+        return y_te if x.dim() == 2 else y_te.reshape(*x.shape[:-1], self.out_features)
+
+    def _train_by_engine(
+        self, x: Tensor, factors: list[Tensor], bias: Tensor | None
+    ) -> Tensor | None:
         tensors = factors if bias is None else [*factors, bias]
-        if not compiled.is_direct(x, tensors) or torch.is_autocast_enabled("cpu"):
+        is_for_it = self.weight_norm and x.dtype != torch.bfloat16
+        if not is_for_it or not compiled.is_direct(x, tensors) or torch.is_autocast_enabled("cpu"):
             return None
         self._check(x, factors[0])
         x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if self._variant(x_td) != "engine":
             return None
-        stds = self._stds if self.weight_norm else None
-        y_te = compiled.forward(self.plan, x_td, factors, bias, stds)
+        y_te = multiply_normalised(self.plan, x_td, factors, bias, self._stds)
         return y_te if x.dim() == 2 else y_te.reshape(*x.shape[:-1], self.out_features)
 
     def _variant(self, x_td: Tensor) -> str:
@@ -153,6 +187,10 @@ class EinsumLinear(nn.Module):
                 f".to({weight.device.type!r}, {weight.dtype}), or the layer with layer.to(...)",
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and saved: not the prepared call, which knows addresses."""
+        return {**self.__dict__, "_call": None}
+
     def extra_repr(self) -> str:
         """What print(layer) shows."""
         return (
@@ -164,20 +202,17 @@ class EinsumLinear(nn.Module):
 
 def situation(tensor: Tensor, num_tokens: int, has_backward: bool) -> str:
     """Calls that are tuned together: device, dtype, tokens up to a power of two, passes."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    tokens = 1 << max(0, num_tokens - 1).bit_length()
-    passes = "" if has_backward else ", forward"
-    return f"{tensor.device.type} {dtype} up to {tokens} tokens{passes}"
+    bits = max(0, num_tokens - 1).bit_length()
+    return _situation_name(tensor.device.type, tensor.dtype, bits, has_backward)
+
+
+@lru_cache
+def _situation_name(device: str, dtype: torch.dtype, bits: int, has_backward: bool) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return f"{device} {name} up to {1 << bits} tokens" + ("" if has_backward else ", forward")
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """What autocast does to an operand of a linear layer: nothing to float64 and integers."""
     is_cast = tensor.is_floating_point() and tensor.dtype != torch.float64
     return tensor.to(dtype) if is_cast else tensor
-
-
-def _normalised(weight: Tensor, std: float) -> Tensor:
-    """M / max(1, rms(M) / std); the mean square is clamped before the root, so 0 gives no NaN."""
-    square = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
-    excess = (square.square().mean() / std**2).clamp(min=1.0)
-    return weight * excess.rsqrt().to(weight.dtype)
