@@ -33,6 +33,12 @@ ORDER = [
     "layers.norm",
     "layers.linear",
     "layers.tune",
+    "models.heads",
+    "models.attention",
+    "models.sites",
+    "models.conversion",
+    "models.rules",
+    "models.convert",
     "peers",
     "bench",
     "blocks",
@@ -60,7 +66,8 @@ def imported(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are written in full"
-            is_room = node.module in ("einlinear.structures", "einlinear.layers")
+            rooms = ("einlinear.structures", "einlinear.layers", "einlinear.models")
+            is_room = node.module in rooms
             yield from (f"{node.module}.{a.name}" for a in node.names) if is_room else [node.module]
 
 

@@ -22,6 +22,8 @@ CONTRACT = [
     "sample_structures",
     "EinlinearError",
     "EinsumLinear",
+    "convert_",
+    "heads",
 ]
 
 

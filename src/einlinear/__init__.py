@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from einlinear.errors import EinlinearError as EinlinearError
     from einlinear.layers.linear import EinsumLinear as EinsumLinear
     from einlinear.layers.tune import tune as tune
+    from einlinear.models.conversion import Conversion as Conversion
+    from einlinear.models.convert import convert_ as convert_
+    from einlinear.models.convert import plan_conversion as plan_conversion
+    from einlinear.models.heads import heads as heads
     from einlinear.structures.diagram import draw_structure as draw_structure
     from einlinear.structures.named import btt as btt
     from einlinear.structures.named import dense as dense
@@ -48,6 +52,10 @@ _HOMES = {
     "draw_structure": "structures.diagram",
     "EinsumLinear": "layers.linear",
     "tune": "layers.tune",
+    "convert_": "models.convert",
+    "plan_conversion": "models.convert",
+    "Conversion": "models.conversion",
+    "heads": "models.heads",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

@@ -100,18 +100,18 @@ def share_width(width: int, exponents: tuple[float, ...], count: int = 1) -> tup
     """
     limit = width * 11 // 10 if width >= 16 else 2 * width
     for total in range(width, limit + 1):
-        if ways := _closest_factors(total, width, exponents, TOLERANCE, count):
+        if ways := closest_factors(total, width, exponents, TOLERANCE, count):
             return ways
     return min(
         (
-            _closest_factors(total, width, exponents, float("inf"), count)
+            closest_factors(total, width, exponents, float("inf"), count)
             for total in range(width, limit + 1)
         ),
         key=lambda ways: sqrt(ways[0][0] / _UNIT) + prod(ways[0][1]) / width,
     )
 
 
-def _closest_factors(
+def closest_factors(
     total: int, width: int, exponents: tuple[float, ...], tolerance: float, count: int
 ) -> tuple[_Way, ...]:
     """The factorisations of `total` nearest to width**exponents, best first.

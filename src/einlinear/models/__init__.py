@@ -1,0 +1,1 @@
+"""Models: structured layers in the place of dense ones."""

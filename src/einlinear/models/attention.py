@@ -1,0 +1,181 @@
+"""ProjectedAttention: nn.MultiheadAttention whose four projections are layers of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from einlinear.errors import EinlinearError
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+class ProjectedAttention(nn.Module):
+    """Drop-in for nn.MultiheadAttention: the same call and results, any layers as projections.
+
+    nn.MultiheadAttention keeps three of its projections in one matrix and reads the weight of the
+    fourth, so structured layers cannot stand in it. Here they are called: q_proj, k_proj, v_proj,
+    out_proj.
+
+    Args:
+        source: what it replaces; numbers, dropout and layout are taken from it.
+        projections: the four layers by name; those left out get the weights of the source.
+    """
+
+    # nn.TransformerEncoderLayer reads these: no packed projection, hence no fused fast path.
+    in_proj_weight: Tensor | None = None
+    in_proj_bias: Tensor | None = None
+    _qkv_same_embed_dim = False
+
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    out_proj: nn.Module
+
+    def __init__(self, source: nn.MultiheadAttention, projections: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.embed_dim: int = source.embed_dim
+        self.kdim: int = source.kdim
+        self.vdim: int = source.vdim
+        self.num_heads: int = source.num_heads
+        self.head_dim: int = source.head_dim
+        self.dropout: float = source.dropout
+        self.batch_first: bool = source.batch_first
+        for name in PROJECTIONS:
+            self.add_module(name, projections.get(name) or projection_of(source, name))
+        # Not self.train(): the projections have flags of their own.
+        self.training = source.training
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What nn.MultiheadAttention returns: the output, and the weights if they are needed."""
+        self._check(query, key, value, attn_mask, is_causal)
+        is_batched = query.dim() == 3
+        is_transposed = is_batched and not self.batch_first
+        if not is_batched:
+            query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif is_transposed:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = (
+            getattr(self, name)(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            for name, x in zip(PROJECTIONS, (query, key, value), strict=False)
+        )
+        is_masked = key_padding_mask is not None or need_weights
+        is_causal = is_causal and not is_masked  # the hint stands for the mask only if it is alone
+        mask = None if is_causal else self._mask(attn_mask, key_padding_mask, query)
+        dropout = self.dropout if self.training else 0.0
+        weights: Tensor | None = None
+        if need_weights:
+            scores = q * self.head_dim**-0.5 @ k.transpose(-2, -1)
+            weights = (scores if mask is None else scores + mask).softmax(dim=-1)
+            weights = functional.dropout(weights, dropout) if dropout else weights
+            mixed = weights.to(v.dtype) @ v
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+        else:
+            mixed = functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal
+            )
+        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if not is_batched:
+            return output.squeeze(0), None if weights is None else weights.squeeze(0)
+        return output.transpose(0, 1) if is_transposed else output, weights
+
+    def _mask(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor
+    ) -> Tensor | None:
+        """Both masks as one that is added to the scores (batch, heads, queries, keys)."""
+        masks = []
+        if attn_mask is not None:
+            is_per_head = attn_mask.dim() == 3
+            shape = (query.shape[0], self.num_heads) if is_per_head else (1, 1)
+            masks.append(_added(attn_mask, query).reshape(*shape, *attn_mask.shape[-2:]))
+        if key_padding_mask is not None:
+            masks.append(_added(key_padding_mask, query)[:, None, None, :])
+        return sum(masks[1:], masks[0]) if masks else None
+
+    def _check(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
+    ) -> None:
+        if is_causal and attn_mask is None:
+            raise EinlinearError(
+                what="is_causal is given without attn_mask",
+                rule="is_causal is a hint that attn_mask is the causal mask, as in torch",
+                fix="give attn_mask=nn.Transformer.generate_square_subsequent_mask(length) too",
+            )
+        dims = {query.dim(), key.dim(), value.dim()}
+        if any(x.is_nested for x in (query, key, value)) or dims not in ({2}, {3}):
+            raise EinlinearError(
+                what="query, key and value are "
+                + ", ".join(
+                    "nested" if x.is_nested else str(tuple(x.shape)) for x in (query, key, value)
+                ),
+                rule="all three are (length, width), or all with a batch axis; none is nested",
+                fix="pad sequences of different lengths and give key_padding_mask",
+            )
+
+    def extra_repr(self) -> str:
+        """What print(attention) shows."""
+        return (
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, "
+            f"dropout={self.dropout}, batch_first={self.batch_first}"
+        )
+
+
+def projection_widths(source: nn.MultiheadAttention, name: str) -> tuple[int, int]:
+    """Input and output width of one of the four projections."""
+    d_in = {"k_proj": source.kdim, "v_proj": source.vdim}.get(name, source.embed_dim)
+    return int(d_in), int(source.embed_dim)
+
+
+def projection_params(source: nn.MultiheadAttention, name: str) -> dict[str, nn.Parameter]:
+    """The parameters behind one of the four projections, by their names in the source."""
+    packed = "in_proj_weight" if source.in_proj_weight is not None else f"{name}_weight"
+    names = ["out_proj.weight", "out_proj.bias"] if name == "out_proj" else [packed, "in_proj_bias"]
+    known = dict(source.named_parameters())
+    return {key: known[key] for key in names if key in known}
+
+
+def projection_of(source: nn.MultiheadAttention, name: str) -> nn.Module:
+    """One of the four projections as a dense layer with the source's weights."""
+    if name == "out_proj":
+        return source.out_proj
+    weight, *bias = projection_params(source, name).values()
+    d_in, d_out = projection_widths(source, name)
+    linear = nn.Linear(d_in, d_out, bias=bool(bias), device="meta")
+    rows = slice(None)
+    if source.in_proj_weight is not None:
+        rows = _rows(name, d_out)
+    linear.weight = _copied(weight, rows)
+    if bias:
+        linear.bias = _copied(bias[0], _rows(name, d_out))
+    return linear.train(source.training)
+
+
+def _rows(name: str, width: int) -> slice:
+    """Where a projection stands in what nn.MultiheadAttention packs."""
+    start = PROJECTIONS.index(name) * width
+    return slice(start, start + width)
+
+
+def _copied(parameter: nn.Parameter, rows: slice) -> nn.Parameter:
+    return nn.Parameter(parameter.detach()[rows].clone(), parameter.requires_grad)
+
+
+def _added(mask: Tensor, query: Tensor) -> Tensor:
+    """A mask that is added to scores: True forbids."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask, float("-inf"))

@@ -1,0 +1,224 @@
+"""convert_: structured layers in the place of a model's dense ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+from torch import nn
+
+from einlinear.errors import EinlinearError
+from einlinear.layers.linear import EinsumLinear
+from einlinear.models.attention import ProjectedAttention
+from einlinear.models.conversion import Conversion, Left, Swap, grouped
+from einlinear.models.heads import Heads
+from einlinear.models.rules import Rules, choose, listed, read_rules
+from einlinear.models.sites import Site, find_sites, output_heads, structured_names
+from einlinear.structures.plan import make_plan
+from einlinear.structures.structure import Structure
+
+Where = Callable[[nn.Module, str], bool]
+
+
+def convert_(
+    model: nn.Module,
+    rules: Rules,
+    *,
+    where: Where | None = None,
+    init: str = "fresh",
+    weight_norm: bool = True,
+) -> Conversion:
+    """Replace linear layers of a model by structured ones, in place; says what was done.
+
+    Device, dtype, training flag, requires_grad and whether there is a bias are kept. If anything
+    stands against a replacement, nothing is changed. Make the optimizer afterwards: parameters are
+    new.
+
+    Args:
+        model: any module that holds linear layers: nn.Linear, the Conv1D of Hugging Face,
+            nn.MultiheadAttention (its projections are named q_proj, k_proj, v_proj, out_proj).
+        rules: a structure for all layers but the output head; or {pattern: structure}, the first
+            match deciding. A pattern is a glob on the layer's name ("*.mlp.*"), or a compiled
+            regular expression for all of it; a structure is a Structure, its text, el.heads(...),
+            or None to leave the layer alone. Only a pattern for it alone replaces an output head.
+        where: a further condition on the layer (or the attention that holds it) and its name.
+        init: "fresh" draws new weights, biases 0.
+        weight_norm: whether the new layers normalise their factors.
+    """
+    conversion = plan_conversion(model, rules, where=where)
+    apply_swaps_(model, conversion.swaps, init=init, weight_norm=weight_norm)
+    return conversion
+
+
+def plan_conversion(model: nn.Module, rules: Rules, *, where: Where | None = None) -> Conversion:
+    """What convert_ would do to the model, which stays as it is."""
+    if not isinstance(model, nn.Module):
+        raise EinlinearError(
+            what=f"the model is given as {model!r:.80}",
+            rule="a model is an nn.Module",
+            fix="give the model first, then the rules: el.convert_(model, el.btt())",
+        )
+    sites = find_sites(model)
+    _check_sites(model, sites)
+    structured = structured_names(model)
+    chosen = choose(
+        read_rules(rules),
+        tuple(site.names for site in sites),
+        output_heads(model, sites),
+        others=structured,
+    )
+    swaps: list[Swap] = []
+    left: list[Left] = []
+    blocked: list[Site] = []
+    for site in sites:
+        rule, reason = chosen[site.name]
+        if where is not None and rule is not None and not where(site.module, site.name):
+            rule, reason = None, "where says no"
+        if rule is None:
+            left.append(Left(site.names, reason))
+        elif site.obstacle:
+            blocked.append(site)
+        else:
+            swaps.append(_swap(model, site, rule))
+    _check_blocked(blocked)
+    left += [Left(names, "structured already") for names in structured]
+    if not swaps:
+        _refuse_nothing_to_do(left)
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return Conversion(tuple(swaps), tuple(left), params)
+
+
+def plan_swaps(model: nn.Module, rules: Rules, where: Where | None = None) -> tuple[Swap, ...]:
+    """The layers that convert_ would replace, in the order of registration."""
+    return plan_conversion(model, rules, where=where).swaps
+
+
+def apply_swaps_(
+    model: nn.Module, swaps: Iterable[Swap], *, init: str = "fresh", weight_norm: bool = True
+) -> None:
+    """Put the new layers in their places; all are made before the first is put in."""
+    sites = {site.names: site for site in find_sites(model)}
+    changes: list[tuple[tuple[str, ...], nn.Module]] = []
+    projections: dict[int, dict[str, nn.Module]] = {}
+    attentions: dict[int, Site] = {}
+    for swap in swaps:
+        site = sites.get(swap.names)
+        if site is None or (site.d_in, site.d_out) != (swap.d_in, swap.d_out) or site.obstacle:
+            raise EinlinearError(
+                what=f"there is no linear layer {swap.name!r}, {swap.d_in} -> {swap.d_out}, to "
+                f"replace in {type(model).__name__}",
+                rule="swaps are applied to a model as it was when they were planned",
+                fix="plan them for this model",
+            )
+        layer = _new_layer(site, swap, init, weight_norm)
+        if site.part:
+            attentions[id(site.module)] = site
+            projections.setdefault(id(site.module), {})[site.part] = layer
+        else:
+            changes.append((site.names, layer))
+    for key, site in attentions.items():
+        assert isinstance(site.module, nn.MultiheadAttention), "a part belongs to an attention"
+        names = tuple(name.removesuffix(f".{site.part}") for name in site.names)
+        changes.append((names, ProjectedAttention(site.module, projections[key])))
+    for names, new in changes:
+        for name in names:
+            parent, _, last = name.rpartition(".")
+            model.get_submodule(parent).register_module(last, new)
+    _leave_fast_path_(model)
+
+
+def _swap(model: nn.Module, site: Site, rule: Structure | Heads) -> Swap:
+    """The swap that a rule asks for; an error says of which layer it is."""
+    try:
+        structure = rule
+        if isinstance(structure, Heads):
+            structure = structure.structure_for(model, site.name, site.d_in, site.d_out)
+        make_plan(structure, site.d_in, site.d_out)
+    except EinlinearError as error:
+        raise EinlinearError(
+            what=f"layer {site.name!r}, {site.d_in} -> {site.d_out}: {error.what}",
+            rule=error.rule,
+            fix=error.fix,
+        ) from error
+    return Swap(site.names, site.d_in, site.d_out, site.bias is not None, structure)
+
+
+def _check_sites(model: nn.Module, sites: tuple[Site, ...]) -> None:
+    if any(name in ("", site.part) for site in sites for name in site.names):
+        raise EinlinearError(
+            what=f"the model itself is a {type(model).__name__}",
+            rule="layers are replaced inside a model; the model itself stays the same object",
+            fix="put it into a container: nn.Sequential(layer); or make an el.EinsumLinear",
+        )
+    if not sites:
+        raise EinlinearError(
+            what=f"{type(model).__name__} has no linear layer to replace",
+            rule="nn.Linear, nn.MultiheadAttention and the Conv1D of Hugging Face are replaced",
+            fix="give a model that holds such layers, and convert each model once",
+        )
+
+
+def _check_blocked(blocked: list[Site]) -> None:
+    """No layer that a rule asks for may be skipped in silence."""
+    if blocked:
+        first, *more = blocked
+        others = f"; so cannot {listed([site.names for site in more], 5)}" if more else ""
+        raise EinlinearError(
+            what=f"layer {first.name!r} cannot be replaced: {first.obstacle}{others}",
+            rule="a layer is replaced if it is a plain linear layer that owns its weights",
+            fix="remove what is in the way, or leave the layer alone, as the first rule: "
+            f"{{{first.name!r}: None, ...}}",
+        )
+
+
+def _refuse_nothing_to_do(left: list[Left]) -> NoReturn:
+    lines = grouped((layer.names, (layer.reason,)) for layer in left)
+    some = ", ".join(f"{name} ({reason})" for name, (reason,) in lines[:8])
+    raise EinlinearError(
+        what=f"no layer would be replaced: {some}{', ...' * (len(lines) > 8)}",
+        rule="rules replace at least one layer, and an output head only if a pattern is for it "
+        "alone",
+        fix="give a pattern for the layers to replace, a head by its name: {'lm_head': ...}",
+    )
+
+
+def _new_layer(site: Site, swap: Swap, init: str, weight_norm: bool) -> EinsumLinear:
+    """The structured layer, with device, dtype and flags of the dense one."""
+    new = EinsumLinear(
+        swap.d_in,
+        swap.d_out,
+        bias=swap.has_bias,
+        structure=swap.structure,
+        weight_norm=weight_norm,
+        device=site.weight.device,
+        dtype=site.weight.dtype,
+    )
+    new.requires_grad_(site.weight.requires_grad)
+    if new.bias is not None and site.bias is not None:
+        new.bias.requires_grad_(site.bias.requires_grad)
+    _fill_(new, site, init)
+    return new.train(site.module.training)
+
+
+def _fill_(new: EinsumLinear, old: Site, init: str) -> None:
+    """Give a new layer its first weights; a fresh one has them from the start."""
+    if init == "fresh":
+        return
+    is_planned = init == "project"
+    raise EinlinearError(
+        what=f"init is {init!r}" + f", which is not available yet (for {old.name})" * is_planned,
+        rule='new layers start with fresh weights: init="fresh"',
+        fix='leave init out, or give init="fresh"',
+    )
+
+
+def _leave_fast_path_(model: nn.Module) -> None:
+    """Let torch's encoder call its layers: its fused inference reads their weights instead."""
+    for module in model.modules():
+        if not isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+            continue
+        if any(isinstance(inner, EinsumLinear) for inner in module.modules()):
+            if isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
+            else:
+                module.activation_relu_or_gelu = 0

@@ -1,0 +1,264 @@
+"""heads: structures whose axes line up with attention heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
+from math import log, prod
+
+from torch import nn
+
+from einlinear.errors import EinlinearError
+from einlinear.structures.plan import Plan, make_plan
+from einlinear.structures.sizes import TOLERANCE, closest_factors, rank_bound
+from einlinear.structures.structure import Structure, check_structure
+from einlinear.structures.text import parse
+from einlinear.structures.values import whole_number
+
+SIDES = ("output", "input")
+
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
+_HEAD_WIDTH = ("head_dim", "attention_head_size", "key_value_proj_dim", "d_kv", "head_size")
+
+_QUERY = ("q", "wq", "q_proj", "query", "to_q", "q_lin", "query_proj", "w_q", "c_q")
+_KEY = ("k", "wk", "k_proj", "key", "to_k", "k_lin", "key_proj", "w_k", "c_k")
+_VALUE = ("v", "wv", "v_proj", "value", "to_v", "v_lin", "value_proj", "w_v", "c_v")
+_FUSED = ("c_attn", "in_proj", "qkv", "qkv_proj", "to_qkv", "wqkv", "query_key_value", "c_qkv")
+_OUT = ("o_proj", "out_proj", "to_out", "out_lin")
+_OUT_OF_ATTENTION = ("o", "wo", "w_o", "out", "proj", "c_proj", "dense", "output")
+
+_WAYS = 64  # how many factorisations of a side are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """A rule for convert_: a structure with one axis that is the attention head. See `heads`."""
+
+    num_heads: int | None
+    structure: Structure
+    side: str | None
+
+    def __post_init__(self) -> None:
+        check_structure(self.structure)
+        if self.num_heads is not None:
+            fix = "give the number of heads first: el.heads(16, structure=...)"
+            whole_number(self.num_heads, "the number of heads", 1, fix=fix)
+        if self.side not in (None, *SIDES):
+            raise EinlinearError(
+                what=f"the side of the heads is given as {self.side!r}",
+                rule="heads are at the output of a layer (queries, keys, values) or at its input",
+                fix='give side="output" or side="input", or leave it to the name of the layer',
+            )
+
+    def structure_for(self, model: nn.Module, name: str, d_in: int, d_out: int) -> Structure:
+        """The structure of the model's layer of that name, aligned with its heads."""
+        kind = _kind(name)
+        side = self.side or {"": "", "out": "input"}.get(kind, "output")
+        if not side:
+            raise EinlinearError(
+                what="the name does not say where the heads are",
+                rule="names such as q_proj, key or c_attn have heads at the output, o_proj and "
+                "names such as attn.c_proj at the input",
+                fix='say so: el.heads(..., side="output") or el.heads(..., side="input")',
+            )
+        width = d_out if side == "output" else d_in
+        num_heads = self.num_heads or _find(model, name, _HEADS)
+        if num_heads is None:
+            raise EinlinearError(
+                what="the model does not say how many attention heads it has",
+                rule=f"the number is read from {', '.join(_HEADS)} of a module around the layer, "
+                "or of its config",
+                fix="give it: el.heads(16)",
+            )
+        key_heads = _find(model, name, _KEY_HEADS) or num_heads
+        if kind == "fused":
+            num_heads += 2 * key_heads
+        elif kind == "key" and self.num_heads is None:
+            num_heads = key_heads
+        if self.num_heads is None:
+            _check_head_width(width, num_heads, _find(model, name, _HEAD_WIDTH))
+        return align(self.structure, d_in, d_out, num_heads, side)
+
+
+def heads(
+    num_heads: int | None = None, structure: Structure | str = "btt()", side: str | None = None
+) -> Heads:
+    """A rule for convert_ that lines a structure's axes up with the attention heads.
+
+    Queries, keys and values are heads x head width, the head outermost; so is the input of the
+    output projection. The aligned structure has an axis of exactly that many heads there, shared by
+    its factors where it can be: the last factor (of the output projection the first) then works
+    within each head. Ref: [P24 App. F].
+
+    Args:
+        num_heads: how many heads; read from the model if not given (keys and values of grouped
+            queries have their own number, a fused layer all three).
+        structure: what is aligned; its other sizes are chosen anew to keep the rank.
+        side: "output" or "input"; read from the layer's name if not given.
+    """
+    return Heads(num_heads, parse(structure) if isinstance(structure, str) else structure, side)
+
+
+@lru_cache(maxsize=4096)
+def align(structure: Structure, d_in: int, d_out: int, num_heads: int, side: str) -> Structure:
+    """The structure with one axis of exactly `num_heads`, outermost at that side of the layer.
+
+    The rest of the side has the size width / num_heads. Of the axes that can be the head, those
+    shared by most factors come first; of the sizes that keep the rank, those nearest to the
+    structure's exponents. Checked by: test_heads.py::test_factors_work_within_heads.
+    """
+    letter, width = ("Y", d_out) if side == "output" else ("X", d_in)
+    if width % num_heads:
+        raise EinlinearError(
+            what=f"the {side} width {width} is not a multiple of {num_heads} heads",
+            rule="every head has the same width",
+            fix=f"give a number of heads that divides {width}, or leave the layer to another rule",
+        )
+    wanted = make_plan(structure, d_in, d_out).rank
+    if num_heads == 1:
+        return structure
+    best: Plan | None = None
+    for edge in _head_axes(structure, letter, num_heads):
+        for sizes in _candidates(structure, edge, num_heads, (d_in, d_out), wanted):
+            plan = make_plan(_with_sizes(structure, sizes, edge, (d_in, d_out)), d_in, d_out)
+            if not _is_aligned(plan, edge, num_heads):
+                continue
+            if plan.rank >= wanted:
+                return plan.structure
+            if best is None or plan.rank > best.rank:
+                best = plan
+    if best is None:
+        raise EinlinearError(
+            what=f"{structure} has no axis at {letter} that can be {num_heads} heads",
+            rule="the head is one of two or more axes at its side, and the outermost",
+            fix="use el.btt(), el.monarch() or el.kronecker(); low rank and dense have one axis",
+        )
+    return best.structure
+
+
+def _kind(name: str) -> str:
+    """What a layer's name says: query, key (or value), fused, out; "" if it says nothing."""
+    parts = [part.lower() for part in name.split(".") if not part.isdigit()]
+    last = parts[-1] if parts else ""
+    kinds = {"query": _QUERY, "key": (*_KEY, *_VALUE), "fused": _FUSED, "out": _OUT}
+    for kind, names in kinds.items():
+        if last in names:
+            return kind
+    is_in_attention = any("att" in part for part in parts[-3:-1])
+    return "out" if is_in_attention and last in _OUT_OF_ATTENTION else ""
+
+
+def _find(model: nn.Module, name: str, keys: tuple[str, ...]) -> int | None:
+    """The first whole number of such a name at the modules around a layer, the nearest first."""
+    around = [model]
+    for part in name.split(".")[:-1]:
+        around.append(around[-1].get_submodule(part))
+    for module in reversed(around):
+        for source in (module, getattr(module, "config", None)):
+            for key in keys:
+                value = getattr(source, key, None)
+                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                    return value
+    return None
+
+
+def _check_head_width(width: int, num_heads: int, head_width: int | None) -> None:
+    if head_width is not None and width != num_heads * head_width:
+        raise EinlinearError(
+            what=f"the width is {width}, but the model has {num_heads} heads of {head_width} here",
+            rule="the side of the heads is heads x head width",
+            fix="give the number: el.heads(16), with side= if the name misleads; or take the layer "
+            "out of the pattern",
+        )
+
+
+def _head_axes(structure: Structure, letter: str, num_heads: int) -> list[str]:
+    """Edges that may become the head, best first: shared by many factors, not fixed otherwise."""
+    at_side = [(edge, value) for edge, value in structure.edges if letter in edge]
+    free = [e for e, value in at_side if isinstance(value, Fraction) or value == num_heads]
+    return sorted(free, key=lambda edge: (-len(edge), edge)) if len(at_side) > 1 else []
+
+
+def _candidates(
+    structure: Structure, edge: str, num_heads: int, widths: tuple[int, int], wanted: int
+) -> Iterator[dict[str, int]]:
+    """Sizes at both sides with `edge` as the head: those of the wanted rank first, nearest first.
+
+    The side of the heads is shared out exactly. The other side may be padded, but only where its
+    width has no sizes near enough to the exponents.
+    """
+    at_head, other = ("Y", "X") if edge[0] == "Y" else ("X", "Y")
+    width = dict(zip("XY", widths, strict=True))
+    exponents, fixed = _shares(structure, at_head, edge)
+    rest = width[at_head] // num_heads // prod(fixed.values())
+    fixed = fixed | {edge: num_heads}
+    head_ways = [
+        (cost, fixed | dict(zip(exponents, sizes, strict=True)))
+        for cost, sizes in closest_factors(rest, rest, tuple(exponents.values()), 2.0, _WAYS)
+        if rest * prod(fixed.values()) == width[at_head]
+    ]
+    exponents, fixed = _shares(structure, other, "")
+    rest = width[other] // prod(fixed.values())
+    ideal = structure[edge]
+    moved = abs(log(num_heads, width[at_head]) - ideal) if isinstance(ideal, Fraction) else 0.0
+    ranks = make_plan(structure, *widths).sizes
+
+    def pairs(total: int, tolerance: float) -> list[dict[str, int]]:
+        ways = closest_factors(total, rest, tuple(exponents.values()), tolerance, _WAYS)
+        found = [
+            (a + b, ranks | x | fixed | dict(zip(exponents, y, strict=True)))
+            for (a, x), (b, y) in product(head_ways, ways)
+        ]
+        return [sizes for _, sizes in sorted(found, key=lambda item: item[0])]
+
+    for total in range(rest, min(rest * 11 // 10, rest + 128) + 1):
+        for sizes in pairs(total, TOLERANCE + moved):
+            if rank_bound(sizes) >= wanted:
+                yield sizes
+    yield from sorted(pairs(rest, 2.0), key=lambda sizes: -min(wanted, rank_bound(sizes)))[:_WAYS]
+
+
+def _shares(
+    structure: Structure, letter: str, head: str
+) -> tuple[dict[str, float], dict[str, int]]:
+    """The edges at a side apart from the head: exponents that sum to 1, and fixed sizes."""
+    at_side = [(edge, v) for edge, v in structure.edges if letter in edge and edge != head]
+    growing = {edge: float(v) for edge, v in at_side if isinstance(v, Fraction)}
+    total = sum(growing.values())
+    fixed = {edge: v for edge, v in at_side if isinstance(v, int)}
+    return {edge: v / total for edge, v in growing.items()}, fixed
+
+
+def _with_sizes(
+    structure: Structure, sizes: dict[str, int], head: str, widths: tuple[int, int]
+) -> Structure:
+    """The structure that takes these sizes at these widths: fixed ones, and one edge for the rest.
+
+    A padded side has exponents instead, since fixed sizes must divide the width.
+    """
+    edges: dict[str, object] = {e: v for e, v in structure.edges if e[0] not in "XY"}
+    for letter, width in zip("XY", widths, strict=True):
+        given = {e: v for e, v in structure.edges if letter in e}
+        at_side = {e: sizes[e] for e in given if sizes[e] > 1} or {next(iter(given)): 1}
+        growing = {e: n for e, n in at_side.items() if isinstance(given[e], Fraction) and e != head}
+        last = max(growing or at_side, key=lambda edge: at_side[edge])
+        if prod(at_side.values()) == width:
+            edges |= {**at_side, last: Fraction(1)}
+        else:
+            base = width // prod(n for e, n in at_side.items() if e not in growing)
+            near = {e: Fraction(log(n, base)).limit_denominator(1000) for e, n in growing.items()}
+            near[last] += 1 - sum(near.values())
+            edges |= {**at_side, **near}
+    return Structure.from_edges(edges)
+
+
+def _is_aligned(plan: Plan, edge: str, num_heads: int) -> bool:
+    """Whether the edge is the head: outermost at its side, of that size, with no padding there."""
+    is_output = edge[0] == "Y"
+    first = (plan.y_edges if is_output else plan.x_edges)[0]
+    padded, width = (plan.d_out_padded, plan.d_out) if is_output else (plan.d_in_padded, plan.d_in)
+    return first == edge and plan.sizes[edge] == num_heads and padded == width

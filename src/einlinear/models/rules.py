@@ -1,0 +1,150 @@
+"""Rules: which layers of a model get which structure, by patterns on their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import translate
+from typing import NoReturn
+
+from einlinear.errors import EinlinearError
+from einlinear.models.conversion import grouped
+from einlinear.models.heads import Heads
+from einlinear.structures.structure import Structure, check_structure
+from einlinear.structures.text import parse
+
+Rule = Structure | Heads | str | None
+Rules = Rule | Mapping[str, Rule] | Mapping[re.Pattern[str], Rule] | Mapping[object, Rule]
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A pattern on names, and what it gives: a structure, aligned heads, or None for nothing."""
+
+    text: str
+    regex: re.Pattern[str]
+    rule: Structure | Heads | None
+    is_literal: bool = False
+
+    @property
+    def is_catch_all(self) -> bool:
+        """Whether it is a glob that says nothing at all of the name."""
+        return not self.text.strip("*")
+
+    def matches(self, names: Names) -> bool:
+        """Whether it fits one of a layer's names, all of it."""
+        return any(self.regex.fullmatch(name) for name in names)
+
+
+def read_rules(rules: object) -> tuple[Pattern, ...]:
+    """The rules as patterns, in order; a structure alone is for every layer."""
+    if not rules:
+        _refuse_rules(rules)
+    patterns = []
+    for key, value in (rules if isinstance(rules, Mapping) else {"*": rules}).items():
+        rule = _read_rule(value)
+        if isinstance(key, re.Pattern) and isinstance(key.pattern, str):
+            patterns.append(Pattern(f"re:{key.pattern}", key, rule))
+        elif isinstance(key, str) and key:
+            is_literal = not any(sign in key for sign in "*?[")
+            patterns.append(Pattern(key, re.compile(translate(key)), rule, is_literal))
+        else:
+            _refuse_rules(rules)
+    return tuple(patterns)
+
+
+def choose(
+    patterns: tuple[Pattern, ...],
+    layers: Sequence[Names],
+    heads: frozenset[str],
+    others: Sequence[Names] = (),
+) -> dict[str, tuple[Structure | Heads | None, str]]:
+    """For every layer, by its first name: what it gets, or None and the reason.
+
+    The first pattern that matches decides. Patterns pass by an output head unless they name it
+    literally or match heads only. A pattern without any match, or that never decides because
+    others come before it, is an error; `others` are layers that may be named but get nothing.
+    """
+    matched = [[names for names in layers if pattern.matches(names)] for pattern in patterns]
+    is_for = [_is_for_heads(*pair, heads) for pair in zip(patterns, matched, strict=True)]
+    reached: set[int] = set()
+    chosen: dict[str, tuple[Structure | Heads | None, str]] = {}
+    for names in layers:
+        is_head = names[0] in heads
+        chosen[names[0]] = (None, "output head" if is_head else "no rule")
+        for i, pattern in enumerate(patterns):
+            if names in matched[i] and (is_for[i] or not is_head):
+                chosen[names[0]] = (pattern.rule, "its rule is None")
+                reached.add(i)
+                break
+    for i, pattern in enumerate(patterns):
+        if not matched[i] and not any(map(pattern.matches, others)):
+            _refuse_unmatched(pattern, layers)
+        if i not in reached and any(is_for[i] or names[0] not in heads for names in matched[i]):
+            _refuse_shadowed(pattern, patterns[:i])
+    return chosen
+
+
+def listed(names: Sequence[Names], most: int = 12) -> str:
+    """Names as text, those that differ in a number joined, and shortened to a few."""
+    lines = [line for line, _ in grouped((name, ()) for name in names)]
+    more = f" and {len(lines) - most} more" if len(lines) > most else ""
+    return ", ".join(lines[:most]) + more
+
+
+def _is_for_heads(pattern: Pattern, found: list[Names], heads: frozenset[str]) -> bool:
+    """Whether a pattern decides on output heads, too."""
+    is_only_heads = not pattern.is_catch_all and all(names[0] in heads for names in found)
+    return pattern.is_literal or is_only_heads
+
+
+def _read_rule(value: object) -> Structure | Heads | None:
+    if isinstance(value, str):
+        return parse(value)
+    return value if value is None or isinstance(value, Heads) else check_structure(value)
+
+
+def _refuse_rules(rules: object) -> NoReturn:
+    raise EinlinearError(
+        what=f"the rules are given as {rules!r:.80}",
+        rule="rules are a structure, or a mapping from patterns (globs, or compiled regular "
+        "expressions) on the names of layers to structures",
+        fix='write el.btt(), "btt(rank=2)" or {"*.mlp.*": el.btt(), "*.attn.*": None}',
+    )
+
+
+def _refuse_unmatched(pattern: Pattern, layers: Sequence[Names]) -> NoReturn:
+    names = [name for layer in layers for name in layer]
+    close = _close(pattern.text.strip("*."), names)
+    inside = [name for name in names if name.startswith(f"{pattern.text}.")]
+    fix = "use one of these names, or * for any part of them"
+    if inside:
+        fix = f'write "{pattern.text}.*" for the layers inside {pattern.text}'
+    elif close:
+        fix = f"did you mean {' or '.join(map(repr, close))}?"
+    nearest_first = sorted(layers, key=lambda layer: not set(layer) & set(close))
+    raise EinlinearError(
+        what=f"the pattern {pattern.text!r} matches no linear layer",
+        rule=f"the linear layers are {listed(nearest_first)}",
+        fix=fix,
+    )
+
+
+def _close(text: str, names: list[str]) -> list[str]:
+    """A few names that end almost like the text."""
+    depth = text.count(".") + 1
+    ends = {name: ".".join(name.split(".")[-depth:]) for name in names}
+    close = get_close_matches(text, sorted(set(ends.values())), 3, 0.6)
+    return [next(name for name in names if ends[name] == end) for end in close]
+
+
+def _refuse_shadowed(pattern: Pattern, before: tuple[Pattern, ...]) -> NoReturn:
+    raise EinlinearError(
+        what=f"the pattern {pattern.text!r} never decides: every layer it matches is matched "
+        f"earlier, by {' or '.join(repr(p.text) for p in before)}",
+        rule="the first pattern that matches a layer decides",
+        fix=f"put {pattern.text!r} before them, or leave it out",
+    )

@@ -1,0 +1,239 @@
+"""The linear layers of a model: where they are, what stands against replacing them, the head."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from einlinear.layers.linear import EinsumLinear
+from einlinear.models.attention import PROJECTIONS, projection_params, projection_widths
+
+HEAD_NAMES = frozenset(
+    "lm_head head classifier output_layer output_projection score cls embed_out qa_outputs "
+    "classification_head mlm_head".split()
+)
+"""The last part of the name of an output head."""
+
+_HEAD_NAMES_WHEN_ALONE = frozenset({"fc_out"})  # in some models every block has one
+
+_HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Site:
+    """One linear layer of a model, or one projection of an nn.MultiheadAttention.
+
+    `module` is the layer or the attention; `part` the name of the projection, "" for a layer.
+    `obstacle` says why it cannot be replaced, "" if it can.
+    """
+
+    names: tuple[str, ...]
+    module: nn.Module
+    part: str
+    d_in: int
+    d_out: int
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    obstacle: str
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.names[0]
+
+    @property
+    def params(self) -> int:
+        """Weight and bias of the dense layer."""
+        return self.d_in * self.d_out + (0 if self.bias is None else self.d_out)
+
+
+def find_sites(model: nn.Module) -> tuple[Site, ...]:
+    """Every linear layer of the model, in the order of registration, once each with all names.
+
+    Linear layers are nn.Linear with its subclasses, the Conv1D of Hugging Face, and the four
+    projections of nn.MultiheadAttention. Layers that are structured already are not among them.
+    """
+    paths = _paths(model)
+    owners = _owners(model)
+    inside = {
+        id(module.out_proj) for module, _ in paths if isinstance(module, nn.MultiheadAttention)
+    }
+    sites: list[Site] = []
+    for module, names in paths:
+        if isinstance(module, nn.MultiheadAttention):
+            sites += _attention_sites(module, names, paths, owners)
+        elif id(module) not in inside and (widths := _widths(module)):
+            sites.append(_linear_site(module, names, widths, owners))
+    return tuple(sites)
+
+
+def structured_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """The names of every layer that is structured already."""
+    return tuple(names for module, names in _paths(model) if isinstance(module, EinsumLinear))
+
+
+def output_heads(model: nn.Module, sites: tuple[Site, ...]) -> frozenset[str]:
+    """The first names of the linear layers that make the model's output.
+
+    A head is what `get_output_embeddings()` returns (Hugging Face); a layer whose weight is also an
+    nn.Embedding's; a layer whose name ends in one of HEAD_NAMES, or in fc_out if it is the only
+    one. If there is none of these: the last layer, if it is not alone and no layer reads its width.
+    """
+    declared = {id(module) for module in map(_output_embeddings, model.modules()) if module}
+    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    count = Counter(site.name.rpartition(".")[2] for site in sites)
+    found = set()
+    for site in sites:
+        last = {name.rpartition(".")[2] for name in site.names}
+        is_named = last & HEAD_NAMES or any(count[n] == 1 for n in last & _HEAD_NAMES_WHEN_ALONE)
+        if id(site.module) in declared or id(site.weight) in embedded or is_named:
+            found.add(site.name)
+    if not found and len(sites) > 1 and sites[-1].d_out not in {site.d_in for site in sites}:
+        found.add(sites[-1].name)
+    return frozenset(found)
+
+
+def _output_embeddings(module: nn.Module) -> object:
+    """What a model of Hugging Face declares as its head; None for all other modules."""
+    declare = getattr(module, "get_output_embeddings", None)
+    try:
+        return declare() if callable(declare) else None
+    except (AttributeError, NotImplementedError):  # a part that has no head of its own
+        return None
+
+
+def _paths(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
+    """Every module once, with all its qualified names."""
+    names: dict[int, list[str]] = {}
+    modules: dict[int, nn.Module] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+        modules[id(module)] = module
+    return [(module, tuple(names[key])) for key, module in modules.items()]
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """The names of every parameter, one for each module that owns it."""
+    owners: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(id(parameter), []).append(f"{prefix}.{name}".lstrip("."))
+    return owners
+
+
+def _widths(module: nn.Module) -> tuple[int, int] | None:
+    """Input and output width of a linear layer; None for other modules."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    if is_transposed(module):
+        weight = module.get_parameter("weight")
+        return weight.shape[0], weight.shape[1]
+    return None
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is the Conv1D of Hugging Face, a linear layer with its weight transposed."""
+    home = sys.modules.get("transformers.pytorch_utils")
+    kind = getattr(home, "Conv1D", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def _linear_site(
+    module: nn.Module, names: tuple[str, ...], widths: tuple[int, int], owners: dict[int, list[str]]
+) -> Site:
+    weight: nn.Parameter = module.weight  # type: ignore[assignment]
+    bias: nn.Parameter | None = getattr(module, "bias", None)
+    obstacle = _own_obstacle(module, weight, bias) or _tie([weight, bias], owners)
+    return Site(names, module, "", *widths, weight, bias, obstacle)
+
+
+def _attention_sites(
+    module: nn.MultiheadAttention,
+    names: tuple[str, ...],
+    paths: list[tuple[nn.Module, tuple[str, ...]]],
+    owners: dict[int, list[str]],
+) -> list[Site]:
+    out_names = next(names for other, names in paths if other is module.out_proj)
+    obstacle = _attention_obstacle(module)
+    if len(out_names) > len(names):
+        obstacle = f"its out_proj has several places: {', '.join(out_names)}"
+    sites = []
+    for part in PROJECTIONS:
+        params = projection_params(module, part)
+        weight, *bias = params.values()
+        widths = projection_widths(module, part)
+        own = obstacle or _plain_obstacle(params) or _tie(list(params.values()), owners)
+        qualified = tuple(f"{name}.{part}".lstrip(".") for name in names)
+        sites.append(Site(qualified, module, part, *widths, weight, bias[0] if bias else None, own))
+    return sites
+
+
+def _attention_obstacle(module: nn.MultiheadAttention) -> str:
+    """Why an attention cannot be replaced by one with layers as projections."""
+    if module.bias_k is not None:
+        return "its attention has add_bias_kv=True"
+    if module.add_zero_attn:
+        return "its attention has add_zero_attn=True"
+    if type(module).forward is not nn.MultiheadAttention.forward:
+        return f"its attention is a {type(module).__name__}, which has a forward of its own"
+    return _hooks(module) or _hooks(module.out_proj)
+
+
+def _own_obstacle(module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> str:
+    """Why a layer itself cannot be replaced: it does or holds more than a linear layer."""
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+        return "its width is not known yet: it is lazy, so run the model once"
+    if parametrize.is_parametrized(module):
+        parts = ", ".join(type(p).__name__ for p in _parametrizations(module))
+        return f"it has a parametrization: {parts}"
+    if hooks := _hooks(module):
+        return hooks
+    kind = type(module)
+    if isinstance(module, nn.Linear) and kind.forward is not nn.Linear.forward:
+        return f"it is a {kind.__module__}.{kind.__name__}, which has a forward of its own"
+    more = [*dict(module.named_parameters()), *dict(module.named_buffers())]
+    if more := [name for name in more if name not in ("weight", "bias")]:
+        return f"it also holds {', '.join(more)}"
+    return _plain_obstacle({"weight": weight} | ({} if bias is None else {"bias": bias}))
+
+
+def _parametrizations(module: nn.Module) -> list[nn.Module]:
+    lists = module.get_submodule("parametrizations").children()
+    return [part for parts in lists for part in parts.children()]
+
+
+def _hooks(module: nn.Module) -> str:
+    """What is attached to a module and would be lost with it; "" if nothing is."""
+    for attribute, kind in _HOOKS.items():
+        for hook in getattr(module, attribute).values():
+            name = getattr(hook, "__name__", type(hook).__name__)
+            return f"it has a {kind}, {name}"
+    return "its forward was replaced on the instance" if "forward" in vars(module) else ""
+
+
+def _plain_obstacle(params: dict[str, nn.Parameter]) -> str:
+    """Why a parameter is not one that can be made anew: quantised, sharded, of whole numbers."""
+    for name, parameter in params.items():
+        if type(parameter) is not nn.Parameter:
+            return f"its {name} is a {type(parameter).__name__}, not a plain nn.Parameter"
+        if not parameter.is_floating_point():
+            return f"its {name} is of {parameter.dtype}"
+    return ""
+
+
+def _tie(params: list[nn.Parameter | None], owners: dict[int, list[str]]) -> str:
+    """Why a layer cannot be replaced whose parameter another module owns, too."""
+    for parameter in params:
+        names = owners.get(id(parameter), [])
+        if parameter is not None and len(names) > 1:
+            return f"its weights are tied: {' is '.join(names)}"
+    return ""
