@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear
@@ -84,7 +85,7 @@ def plan_conversion(model: nn.Module, rules: Rules, *, where: Where | None = Non
     left += [Left(names, "structured already") for names in structured]
     if not swaps:
         _refuse_nothing_to_do(left)
-    params = sum(parameter.numel() for parameter in model.parameters())
+    params = sum(0 if is_lazy(p) else p.numel() for p in model.parameters())
     return Conversion(tuple(swaps), tuple(left), params)
 
 

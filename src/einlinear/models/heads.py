@@ -109,7 +109,8 @@ def align(structure: Structure, d_in: int, d_out: int, num_heads: int, side: str
 
     The rest of the side has the size width / num_heads. Of the axes that can be the head, those
     shared by most factors come first; of the sizes that keep the rank, those nearest to the
-    structure's exponents. Checked by: test_heads.py::test_factors_work_within_heads.
+    structure's exponents. Where none keeps it, the highest rank is taken.
+    Checked by: test_heads.py::test_factors_work_within_heads.
     """
     letter, width = ("Y", d_out) if side == "output" else ("X", d_in)
     if width % num_heads:
@@ -215,11 +216,15 @@ def _candidates(
         ]
         return [sizes for _, sizes in sorted(found, key=lambda item: item[0])]
 
+    lower: list[dict[str, int]] = []
     for total in range(rest, min(rest * 11 // 10, rest + 128) + 1):
         for sizes in pairs(total, TOLERANCE + moved):
             if rank_bound(sizes) >= wanted:
                 yield sizes
-    yield from sorted(pairs(rest, 2.0), key=lambda sizes: -min(wanted, rank_bound(sizes)))[:_WAYS]
+            else:
+                lower.append(sizes)
+    lower += pairs(rest, 2.0)
+    yield from sorted(lower, key=lambda sizes: -min(wanted, rank_bound(sizes)))[:_WAYS]
 
 
 def _shares(
@@ -257,8 +262,6 @@ def _with_sizes(
 
 
 def _is_aligned(plan: Plan, edge: str, num_heads: int) -> bool:
-    """Whether the edge is the head: outermost at its side, of that size, with no padding there."""
-    is_output = edge[0] == "Y"
-    first = (plan.y_edges if is_output else plan.x_edges)[0]
-    padded, width = (plan.d_out_padded, plan.d_out) if is_output else (plan.d_in_padded, plan.d_in)
-    return first == edge and plan.sizes[edge] == num_heads and padded == width
+    """Whether the edge is the head: outermost at its side, and of that size."""
+    edges = plan.y_edges if edge[0] == "Y" else plan.x_edges
+    return edges[0] == edge and plan.sizes[edge] == num_heads

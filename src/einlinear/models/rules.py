@@ -27,7 +27,6 @@ class Pattern:
     text: str
     regex: re.Pattern[str]
     rule: Structure | Heads | None
-    is_literal: bool = False
 
     @property
     def is_catch_all(self) -> bool:
@@ -49,8 +48,7 @@ def read_rules(rules: object) -> tuple[Pattern, ...]:
         if isinstance(key, re.Pattern) and isinstance(key.pattern, str):
             patterns.append(Pattern(f"re:{key.pattern}", key, rule))
         elif isinstance(key, str) and key:
-            is_literal = not any(sign in key for sign in "*?[")
-            patterns.append(Pattern(key, re.compile(translate(key)), rule, is_literal))
+            patterns.append(Pattern(key, re.compile(translate(key)), rule))
         else:
             _refuse_rules(rules)
     return tuple(patterns)
@@ -64,8 +62,8 @@ def choose(
 ) -> dict[str, tuple[Structure | Heads | None, str]]:
     """For every layer, by its first name: what it gets, or None and the reason.
 
-    The first pattern that matches decides. Patterns pass by an output head unless they name it
-    literally or match heads only. A pattern without any match, or that never decides because
+    The first pattern that matches decides. Patterns pass by an output head unless they match heads
+    only, as its very name does. A pattern without any match, or that never decides because
     others come before it, is an error; `others` are layers that may be named but get nothing.
     """
     matched = [[names for names in layers if pattern.matches(names)] for pattern in patterns]
@@ -96,9 +94,8 @@ def listed(names: Sequence[Names], most: int = 12) -> str:
 
 
 def _is_for_heads(pattern: Pattern, found: list[Names], heads: frozenset[str]) -> bool:
-    """Whether a pattern decides on output heads, too."""
-    is_only_heads = not pattern.is_catch_all and all(names[0] in heads for names in found)
-    return pattern.is_literal or is_only_heads
+    """Whether a pattern decides on output heads, too: it matches nothing else, and is not "*"."""
+    return not pattern.is_catch_all and all(names[0] in heads for names in found)
 
 
 def _read_rule(value: object) -> Structure | Heads | None:
@@ -125,7 +122,7 @@ def _refuse_unmatched(pattern: Pattern, layers: Sequence[Names]) -> NoReturn:
         fix = f'write "{pattern.text}.*" for the layers inside {pattern.text}'
     elif close:
         fix = f"did you mean {' or '.join(map(repr, close))}?"
-    nearest_first = sorted(layers, key=lambda layer: not set(layer) & set(close))
+    nearest_first = sorted(layers, key=lambda layer: min(map([*close, *layer].index, layer)))
     raise EinlinearError(
         what=f"the pattern {pattern.text!r} matches no linear layer",
         rule=f"the linear layers are {listed(nearest_first)}",

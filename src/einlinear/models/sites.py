@@ -50,11 +50,6 @@ class Site:
         """The first of its names."""
         return self.names[0]
 
-    @property
-    def params(self) -> int:
-        """Weight and bias of the dense layer."""
-        return self.d_in * self.d_out + (0 if self.bias is None else self.d_out)
-
 
 def find_sites(model: nn.Module) -> tuple[Site, ...]:
     """Every linear layer of the model, in the order of registration, once each with all names.

@@ -1,0 +1,609 @@
+"""Conversion of whole models: what is replaced, what is left, and that outputs are right."""
+
+import copy
+import re
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parametrizations, prune, weight_norm
+
+import einlinear as el
+from einlinear.models.attention import ProjectedAttention
+from einlinear.models.convert import apply_swaps_, plan_swaps
+from twins import assert_same_gradients, copy_into_, shake_, structured
+
+TOL = 1e-9  # float64
+
+
+class GPT(nn.Module):
+    """A small GPT by hand, with a head that may be tied."""
+
+    def __init__(self, width=32, heads=4, layers=2, symbols=11, is_tied=False):
+        super().__init__()
+        self.n_head = heads
+        self.embed = nn.Embedding(symbols, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.lm_head = nn.Linear(width, symbols, bias=False)
+        if is_tied:
+            self.lm_head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(x)
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.attn = nn.ModuleDict(
+            {"qkv": nn.Linear(width, 3 * width), "c_proj": nn.Linear(width, width)}
+        )
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x):
+        q, k, v = self.attn["qkv"](self.norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        q, k, v = (t.transpose(-2, -3) for t in (q, k, v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attn["c_proj"](mixed.transpose(-2, -3).flatten(-2))
+        return x + self.mlp(self.norm(x))
+
+
+def mlp(*widths):
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+
+
+def assert_twin(model, make_twin, call):
+    """The converted model computes, and learns, what its dense twin does."""
+    shake_(model)
+    twin = make_twin()
+    copy_into_(twin, model)
+    outputs = [call(model), call(twin)]
+    torch.testing.assert_close(*outputs, atol=TOL, rtol=TOL)
+    for output in outputs:
+        output.sin().sum().backward()
+    assert_same_gradients(model, twin, TOL)
+
+
+def names_of(swaps):
+    return [swap.name for swap in swaps]
+
+
+def test_a_plain_mlp():
+    torch.manual_seed(0)
+    model = mlp(16, 64, 48, 10).double()
+    original = copy.deepcopy(model)
+    report = el.convert_(model, "btt(rank=2)")
+    assert [type(m) for m in model] == [el.EinsumLinear, el.EinsumLinear, nn.Linear]
+    assert names_of(report.swaps) == ["0", "1"]
+    assert [(left.names, left.reason) for left in report.left] == [(("2",), "output head")]
+    assert model[0].structure == el.btt(rank=2)
+    assert (model[0].bias == 0).all()
+    x = torch.randn(5, 16, dtype=torch.float64)
+    assert_twin(model, lambda: original, lambda m: m(x))
+
+
+def test_nested_containers():
+    torch.manual_seed(0)
+    inner = nn.ModuleDict({"up": nn.Linear(16, 32), "down": nn.Linear(32, 16)})
+    model = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.ReLU()), inner])
+    report = el.convert_(model, el.btt())
+    assert names_of(report.swaps) == ["0.0", "1.up", "1.down"]
+    assert all(isinstance(m, el.EinsumLinear) for m in (model[0][0], inner["up"], inner["down"]))
+
+
+def test_the_hand_written_gpt():
+    torch.manual_seed(0)
+    model = GPT().double()
+    original = copy.deepcopy(model)
+    report = el.convert_(model, {"*.attn.*": el.heads(), "*.mlp.*": "btt(rank=2)"})
+    assert model.blocks[0].attn["qkv"].plan.sizes["YAB"] == 12
+    assert model.blocks[0].attn["c_proj"].plan.sizes["XAB"] == 4
+    assert [left.names for left in report.left] == [("lm_head",)]
+    tokens = torch.randint(11, (3, 8))
+    assert_twin(model, lambda: original, lambda m: m(tokens))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("rules", ["btt", "attention", "feed-forward", "parts", "heads"])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_encoder_of_torch(batch_first, norm_first, rules):
+    rules = {
+        "btt": "btt()",
+        "attention": {"*.self_attn.*": "btt(rank=2)"},
+        "feed-forward": {"*.linear?": "btt(rank=2)"},
+        "parts": {"layers.0.self_attn.[kv]_proj": "btt()", "layers.1.self_attn.out_proj": "btt()"},
+        "heads": {"*.self_attn.*": el.heads(), "*": "kronecker()"},
+    }[rules]
+    model, original = (encoder(batch_first, norm_first) for _ in range(2))
+    original.load_state_dict(model.state_dict())
+    report = el.convert_(model, rules)
+    assert sorted(names_of(report.swaps)) == sorted(structured(model))
+    shake_(model)
+    copy_into_(original, model)
+    x = torch.randn(3, 6, 32, dtype=torch.float64)
+    padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2, [False] * 5 + [True]])
+    mask = torch.triu(torch.ones(6, 6, dtype=torch.bool), 1)
+    x = x if batch_first else x.transpose(0, 1)
+    for options in ({}, {"mask": mask}, {"mask": mask, "is_causal": True},
+                    {"src_key_padding_mask": padding}):  # fmt: skip
+        for is_training in (True, False):
+            for has_grad in (True, False):
+                model.train(is_training), original.train(is_training)
+                with torch.set_grad_enabled(has_grad):
+                    got, wanted = (m(x, **options) for m in (model, original))
+                got, wanted = (y if batch_first else y.transpose(0, 1) for y in (got, wanted))
+                # The fast path of torch gives zeros where all is padding.
+                known = ~padding if "src_key_padding_mask" in options else ...
+                torch.testing.assert_close(got[known], wanted[known], atol=TOL, rtol=TOL)
+    for m in (model.train(), original.train()):
+        m(x, mask=mask).sin().sum().backward()
+    assert_same_gradients(model, original, TOL)
+
+
+def encoder(batch_first=True, norm_first=False, **options):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(
+        32, 4, 64, 0.0, batch_first=batch_first, norm_first=norm_first, dtype=torch.float64,
+        **options,
+    )  # fmt: skip
+    return nn.TransformerEncoder(layer, 2)
+
+
+@pytest.mark.parametrize("rules", ["btt()", {"*.linear1": "btt()"}, {"*.out_proj": "btt()"}])
+def test_inference_of_an_encoder_calls_the_layers(rules):
+    """torch's fused inference would read dense weights: right, but at the dense cost."""
+    model = encoder().eval()
+    el.convert_(model, rules)
+    reads = []
+    for layer in structured(model).values():
+        layer.to_dense = lambda: reads.append("a dense weight was made")
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    x = torch.randn(2, 5, 32, dtype=torch.float64)
+    with torch.no_grad():
+        model(x), model(x, src_key_padding_mask=padding)
+    assert not reads
+
+
+def test_a_converted_layer_can_be_stacked_again():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
+    el.convert_(layer, "btt()")
+    with pytest.warns(UserWarning, match="use_nested_tensor is False"):
+        model = nn.TransformerEncoder(layer, 2).eval()
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        assert model(torch.randn(2, 5, 32), src_key_padding_mask=padding).shape == (2, 5, 32)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_decoder_of_torch(batch_first):
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(32, 4, 64, 0.0, batch_first=batch_first, dtype=torch.float64)
+    model = nn.TransformerDecoder(layer, 2)
+    original = copy.deepcopy(model)
+    report = el.convert_(model, {"*multihead_attn*": "btt(rank=2)", "*": "btt()"})
+    assert len(report.swaps) == 2 * (4 + 4 + 2)
+    x, memory = torch.randn(2, 5, 5, 32, dtype=torch.float64)
+    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+
+    def call(m):
+        return m(x, memory, tgt_mask=mask, tgt_is_causal=True)
+
+    assert_twin(model, lambda: original, call)
+    model.eval(), original.eval()
+    torch.testing.assert_close(call(model), call(original), atol=TOL, rtol=TOL)
+
+
+def test_the_whole_transformer_of_torch():
+    torch.manual_seed(0)
+    model = nn.Transformer(32, 4, 1, 1, 64, 0.0, batch_first=True, dtype=torch.float64)
+    original = copy.deepcopy(model)
+    el.convert_(model, "btt()")
+    x, y = torch.randn(2, 2, 5, 32, dtype=torch.float64)
+    assert_twin(model, lambda: original, lambda m: m(x, y))
+
+
+def test_attention_in_parts_keeps_the_other_weights():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.MultiheadAttention(32, 4, kdim=16, vdim=8, batch_first=True)})
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    report = el.convert_(model, {"a.v_proj": "btt()"})
+    assert type(model["a"]) is ProjectedAttention
+    assert [left.names for left in report.left] == [("a.q_proj",), ("a.k_proj",), ("a.out_proj",)]
+    torch.testing.assert_close(model["a"].k_proj.weight, before["a.k_proj_weight"])
+    torch.testing.assert_close(model["a"].k_proj.bias, before["a.in_proj_bias"][32:64])
+    torch.testing.assert_close(model["a"].out_proj.weight, before["a.out_proj.weight"])
+    assert (model["a"].v_proj.in_features, model["a"].v_proj.out_features) == (8, 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"add_bias_kv": True}, "add_bias_kv"), ({"add_zero_attn": True}, "add_zero_attn")],
+)
+def test_attention_that_is_refused(options, words):
+    model = nn.ModuleDict({"a": nn.MultiheadAttention(32, 4, **options), "b": nn.Linear(32, 32)})
+    with pytest.raises(el.EinlinearError, match=rf"'a\.q_proj' cannot be replaced.*{words}"):
+        el.convert_(model, "btt()")
+    assert type(model["b"]) is nn.Linear
+    el.convert_(model, {"b": "btt()"})
+
+
+def test_an_output_projection_with_a_place_of_its_own_is_refused():
+    attention = nn.MultiheadAttention(32, 4)
+    model = nn.ModuleDict({"a": attention, "b": attention.out_proj})
+    with pytest.raises(el.EinlinearError, match=r"several places: a\.out_proj, b"):
+        el.convert_(model, "btt()")
+
+
+class OwnForward(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x)
+
+
+def test_attention_with_a_forward_of_its_own_is_refused():
+    with pytest.raises(el.EinlinearError, match="OwnForward, which has a forward of its own"):
+        el.convert_(nn.ModuleList([OwnForward(32, 4)]), "btt()")
+
+
+# What is kept, and what may not be lost.
+
+
+def test_device_dtype_flags_and_bias_are_kept():
+    model = nn.ModuleDict(
+        {
+            "a": nn.Linear(16, 32, bias=False, dtype=torch.bfloat16),
+            "b": nn.Linear(32, 16, device="meta").eval(),
+        }
+    )
+    model["a"].weight.requires_grad_(False)
+    model["b"].bias.requires_grad_(False)
+    el.convert_(model, el.btt(), weight_norm=False)
+    a, b = model["a"], model["b"]
+    assert (a.bias, a.A.dtype, a.A.requires_grad, a.training) == (None, torch.bfloat16, False, True)
+    assert (b.A.device.type, b.A.requires_grad, b.training) == ("meta", True, False)
+    assert (b.bias.requires_grad, b.weight_norm) == (False, False)
+
+
+def test_an_attention_on_the_meta_device():
+    with torch.device("meta"):
+        model = nn.Transformer(32, 4, 1, 1, 64, batch_first=True)
+    el.convert_(model, {"*.[qv]_proj": "btt()", "*linear?": "btt()"})
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_shared_modules_stay_shared():
+    shared = nn.Linear(16, 16)
+    block = nn.ModuleDict({"inner": nn.Linear(16, 16)})
+    model = nn.ModuleDict({"a": shared, "b": shared, "c": block, "d": block})
+    report = el.convert_(model, el.btt())
+    assert [swap.names for swap in report.swaps] == [("a", "b"), ("c.inner", "d.inner")]
+    assert model["a"] is model["b"]
+    assert isinstance(model["a"], el.EinsumLinear)
+    assert model["c"]["inner"] is model["d"]["inner"]
+    assert "a = b" in str(report)
+    assert report.params_before == 2 * (16 * 16 + 16)
+
+
+def test_a_shared_attention_stays_shared():
+    attention = nn.MultiheadAttention(16, 2)
+    model = nn.ModuleDict({"a": attention, "b": attention})
+    report = el.convert_(model, {"b.q_proj": el.btt()})
+    assert report.swaps[0].names == ("a.q_proj", "b.q_proj")
+    assert model["a"] is model["b"]
+    assert type(model["a"]) is ProjectedAttention
+
+
+def test_tied_weights_are_refused_and_both_named():
+    model = GPT(is_tied=True)
+    assert len(el.plan_conversion(model, "btt()").swaps) == 8
+    with pytest.raises(el.EinlinearError, match=r"embed\.weight is lm_head\.weight"):
+        el.convert_(model, {"lm_head": "btt()"})
+    model = mlp(16, 16, 16)
+    model[1].weight = model[0].weight
+    with pytest.raises(el.EinlinearError, match=r"0\.weight is 1\.weight; so cannot 1"):
+        el.convert_(model, "btt()")
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Named(nn.Linear):
+    """A subclass that computes the same."""
+
+
+def with_hook(layer):
+    layer.register_forward_hook(print)
+    return layer
+
+
+def with_patch(layer):
+    layer.forward = lambda x: x
+    return layer
+
+
+def with_buffer(layer):
+    layer.register_buffer("scale", torch.ones(1))
+    return layer
+
+
+def quantised(layer):
+    layer.weight = nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (with_hook, "forward hook, print"),
+        (with_patch, "its forward was replaced"),
+        (with_buffer, "it also holds scale"),
+        (quantised, "its weight is of torch.int8"),
+        (weight_norm, "forward pre-hook, WeightNorm"),
+        (parametrizations.weight_norm, "a parametrization: _WeightNorm"),
+        (parametrizations.orthogonal, "a parametrization: _Orthogonal"),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "forward pre-hook, L1Unstr"),
+        (lambda layer: Doubled(16, 16), "Doubled, which has a forward of its own"),
+        (lambda layer: nn.LazyLinear(16), "it is lazy"),
+    ],
+)
+def test_what_would_be_lost_is_refused_by_name(change, words):
+    layer = change(nn.Linear(16, 16))
+    model = nn.ModuleDict({"first": nn.Linear(16, 16), "odd": layer})
+    with pytest.raises(el.EinlinearError, match=re.escape(words)) as error:
+        el.convert_(model, "btt()")
+    assert "'odd' cannot be replaced" in str(error.value)
+    assert (type(model["first"]), model["odd"]) == (nn.Linear, layer)
+    el.convert_(model, {"odd": None, "*": "btt()"})
+    assert isinstance(model["first"], el.EinsumLinear)
+    assert model["odd"] is layer
+
+
+def test_a_subclass_that_computes_the_same_is_converted():
+    model = nn.ModuleList([Named(16, 16)])
+    el.convert_(model, "btt()")
+    assert isinstance(model[0], el.EinsumLinear)
+
+
+def test_a_failure_leaves_the_model_untouched():
+    model = nn.ModuleDict({"a": nn.Linear(64, 64), "b": nn.Linear(65, 64)})
+    before = dict(model.named_modules())
+    with pytest.raises(el.EinlinearError, match="layer 'b', 65 -> 64: the width 65 at X") as error:
+        el.convert_(model, "XA:4 XAB^1 YB^1/2 YAB^1/2")
+    assert "65" in error.value.fix
+    for init in ("project", "zeros"):
+        with pytest.raises(el.EinlinearError, match=f"init is '{init}'"):
+            el.convert_(model, "btt()", init=init)
+    assert dict(model.named_modules()) == before
+
+
+def test_swaps_of_another_model_are_refused():
+    swaps = plan_swaps(mlp(16, 16, 16), "btt()")
+    with pytest.raises(el.EinlinearError, match="no linear layer '0', 16 -> 16"):
+        apply_swaps_(mlp(32, 16, 16), swaps)
+
+
+def test_planning_changes_nothing():
+    model = mlp(16, 16, 16)
+    before = list(model)
+    report = el.plan_conversion(model, "btt()")
+    assert list(model) == before
+    assert report == el.convert_(model, "btt()")
+
+
+# Rules.
+
+
+def test_the_first_match_decides():
+    model = GPT()
+    swaps = plan_swaps(
+        model,
+        {
+            "blocks.0.attn.*": None,
+            re.compile(r"blocks\.\d\.mlp\.\d"): "low_rank(rank=3)",
+            "*": el.btt(),
+        },
+    )
+    assert {swap.name: swap.structure for swap in swaps} == {
+        "blocks.0.mlp.0": el.low_rank(3),
+        "blocks.0.mlp.2": el.low_rank(3),
+        "blocks.1.attn.qkv": el.btt(),
+        "blocks.1.attn.c_proj": el.btt(),
+        "blocks.1.mlp.0": el.low_rank(3),
+        "blocks.1.mlp.2": el.low_rank(3),
+    }
+
+
+@given(st.lists(st.sampled_from("*.attn.* *.mlp.* blocks.0.* *.0 *qkv *".split()), unique=True))
+def test_the_first_match_decides_in_any_order(patterns):
+    """The same as going through the patterns by hand, with fnmatch; refused if one is idle."""
+    model = GPT()
+    names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]
+    rules = {pattern: el.low_rank(2 + i) for i, pattern in enumerate(patterns)}
+    wanted = {}
+    for name in names:
+        hits = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+        if hits:
+            wanted[name] = hits[0]
+    if not patterns:
+        return
+    if set(wanted.values()) != set(patterns):
+        with pytest.raises(el.EinlinearError, match="never decides"):
+            plan_swaps(model, rules)
+    else:
+        swaps = plan_swaps(model, rules)
+        assert {s.name: s.structure for s in swaps} == {n: rules[p] for n, p in wanted.items()}
+
+
+def test_where_filters():
+    seen = []
+
+    def is_large(module, name):
+        seen.append((type(module), name))
+        return module.in_features > 32
+
+    report = el.plan_conversion(GPT(), "btt()", where=is_large)
+    assert names_of(report.swaps) == ["blocks.0.mlp.2", "blocks.1.mlp.2"]
+    assert (nn.Linear, "blocks.0.attn.qkv") in seen
+    assert {left.reason for left in report.left} == {"where says no", "output head"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_converted"),
+    [
+        ("btt()", False),
+        ({"*": "btt()"}, False),
+        ({"*": "btt()", "lm_head": "btt()"}, True),
+        ({"lm_head": "btt()"}, True),
+        ({"*lm_head": "btt()"}, True),
+        ({re.compile("lm_.*"): "btt()"}, True),
+        ({"*.attn.*": "btt()"}, False),
+        ({re.compile(".*"): "btt()"}, False),
+    ],
+)
+def test_the_head_is_left_alone_unless_named(rules, is_converted):
+    names = names_of(plan_swaps(GPT(), rules))
+    assert ("lm_head" in names) == is_converted
+
+
+class Declared(nn.Module):
+    """A model that says what its head is, in the way of Hugging Face."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_words = nn.Linear(16, 16)
+        self.body = nn.Linear(16, 16)
+
+    def get_output_embeddings(self):
+        return self.to_words
+
+
+def test_what_the_head_is():
+    def head(model):
+        [left] = el.plan_conversion(model, "btt()").left
+        return left.names
+
+    assert head(Declared()) == ("to_words",)
+    assert head(nn.ModuleDict({"model": Declared()})) == ("model.to_words",)
+    assert head(nn.ModuleDict({"classifier": nn.Linear(9, 9), "x": nn.Linear(9, 9)})) == (
+        "classifier",
+    )
+    assert head(mlp(16, 16, 10)) == ("1",)
+    tied = nn.ModuleDict(
+        {"e": nn.Embedding(9, 16), "words": nn.Linear(16, 9, bias=False), "z": nn.Linear(16, 16)}
+    )
+    tied["words"].weight = tied["e"].weight
+    assert head(tied) == ("words",)
+    assert not el.plan_conversion(mlp(16, 32, 16), "btt()").left
+    assert not el.plan_conversion(mlp(16, 10), "btt()").left
+    blocks = [nn.ModuleDict({"fc_in": nn.Linear(8, 16), "fc_out": nn.Linear(16, 8)})]
+    assert head(nn.ModuleList(blocks)) == ("0.fc_out",)
+    assert not el.plan_conversion(nn.ModuleList(blocks + copy.deepcopy(blocks)), "btt()").left
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"blocks.0": "btt()"}, 'fix:  write "blocks.0.*" for the layers inside blocks.0'),
+        ({"*.qvk": "btt()"}, "did you mean 'blocks.0.attn.qkv'"),
+        ({re.compile("blocks"): "btt()"}, "the pattern 're:blocks' matches no linear layer"),
+        ({"nothing": "btt()"}, "the linear layers are blocks.{0..1}.attn.qkv, blocks.{0..1}"),
+        ({"*": "btt()", "*.qkv": "btt()"}, "'*.qkv' never decides: every layer it matches"),
+        ({}, "the rules are given as {}"),
+        (None, "the rules are given as None"),
+        ({3: "btt()"}, "the rules are given as {3: 'btt()'}"),
+        (3, "a structure is given as 3"),
+        ("bttt", "bttt"),
+        ({"*": None}, "no layer would be replaced: blocks.{0..1}.attn.qkv (its rule is None)"),
+        ({"*mlp*": el.heads()}, "layer 'blocks.0.mlp.0', 32 -> 128: the name does not say"),
+        ({"*qkv": el.heads(5)}, "the output width 96 is not a multiple of 15 heads"),
+        ({"*qkv": el.heads(4, "low_rank()")}, "no axis at Y that can be 12 heads"),
+    ],
+)
+def test_rules_that_are_refused(rules, words):
+    with pytest.raises(el.EinlinearError, match=re.escape(words)):
+        el.convert_(GPT(), rules)
+
+
+def test_a_long_list_of_names_is_shortened():
+    model = nn.ModuleDict({f"layer_{chr(97 + i)}": nn.Linear(4, 4) for i in range(26)})
+    with pytest.raises(el.EinlinearError, match="and 14 more") as error:
+        el.convert_(model, {"layer_zz": "btt()"})
+    assert "are layer_z, " in error.value.rule
+
+
+@pytest.mark.parametrize("model", [nn.Linear(4, 4), nn.MultiheadAttention(4, 2)])
+def test_the_model_itself_is_a_layer(model):
+    with pytest.raises(el.EinlinearError, match=f"the model itself is a {type(model).__name__}"):
+        el.convert_(model, "btt()")
+
+
+def test_models_without_linear_layers():
+    with pytest.raises(el.EinlinearError, match="Sequential has no linear layer to replace"):
+        el.convert_(nn.Sequential(nn.ReLU()), "btt()")
+    with pytest.raises(el.EinlinearError, match="the model is given as 'btt"):
+        el.convert_("btt()", mlp(4, 4))
+
+
+def test_structured_layers_are_left_alone():
+    model = GPT()
+    el.convert_(model, {"*.mlp.*": "btt()"})
+    kept = model.blocks[0].mlp[0]
+    report = el.convert_(model, {"*.mlp.*": "kronecker()", "*": "btt(rank=2)"})
+    assert model.blocks[0].mlp[0] is kept
+    assert (("blocks.0.mlp.0",), "structured already") in [(x.names, x.reason) for x in report.left]
+    with pytest.raises(el.EinlinearError, match="no layer would be replaced: lm_head"):
+        el.convert_(model, "btt()")
+
+
+# The report.
+
+
+def test_counts_are_those_of_the_model():
+    model = GPT()
+    before = sum(p.numel() for p in model.parameters())
+    report = el.convert_(model, "btt(rank=2)")
+    after = sum(p.numel() for p in model.parameters())
+    assert (report.model_params_before, report.model_params_after) == (before, after)
+    layers = structured(model).values()
+    assert report.params_after == sum(p.numel() for m in layers for p in m.parameters())
+    assert report.macs_before == 2 * (32 * 96 + 32 * 32 + 2 * 32 * 128)
+    assert report.macs_after == sum(layer.plan.macs for layer in layers)
+
+
+def test_the_table():
+    widths = [(64, 64)] * 4 + [(13, 64), (64, 7)]
+    shared = nn.Linear(64, 64)
+    layers = nn.ModuleList(nn.Linear(*shape) for shape in widths)
+    model = nn.ModuleDict({"layers": layers, "a": shared, "b": shared, "head": nn.Linear(64, 9)})
+    report = el.convert_(model, {"*.5": "btt(rank=2)", "*.2": None, "*": "btt()"})
+    assert str(report).splitlines() == TABLE.strip().splitlines()
+
+
+TABLE = """
+layer            in -> out  structure                           parameters        FLOPs per token  padding
+----------------------------------------------------------------------------------------------------------
+layers.{0..1,3}  64 -> 64   XA^1/2 XAB^1/2 YB^1/2 YAB^1/2       4,160 -> 1,088    8,192 -> 2,048   none
+layers.4         13 -> 64   XA^1/2 XAB^1/2 YB^1/2 YAB^1/2       896 -> 376        1,664 -> 624     in +2
+layers.5         64 -> 7    XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:2  455 -> 535        896 -> 1,056     out +2
+a = b            64 -> 64   XA^1/2 XAB^1/2 YB^1/2 YAB^1/2       4,160 -> 1,088    8,192 -> 2,048   none
+----------------------------------------------------------------------------------------------------------
+6 layers                                                        17,991 -> 5,263   35,328 -> 9,872
+whole model                                                     22,736 -> 10,008
+left alone: layers.2 (its rule is None)
+left alone: head (output head)
+"""  # noqa: E501
