@@ -41,6 +41,15 @@ def test_the_readme_says_what_comes_out(capsys):
     assert "16.0 1024" in out
 
 
+def test_the_page_on_models_shows_the_table(capsys):
+    page = ROOT / "docs" / "models.md"
+    exec(blocks(page, "python")[0], {})
+    table = [line.strip() for line in capsys.readouterr().out.strip().splitlines()]
+    lines = [line.strip() for line in page.read_text(encoding="utf-8").splitlines()]
+    start = lines.index(table[0])
+    assert lines[start : start + len(table)] == table
+
+
 def test_links_lead_somewhere():
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):

@@ -117,6 +117,7 @@ def test_projections_that_are_given_are_used():
     structured = el.EinsumLinear(WIDTH, WIDTH, structure=el.btt(), dtype=torch.float64)
     attention = ProjectedAttention(source, {"v_proj": structured})
     assert attention.v_proj is structured
+    assert "embed_dim=24, num_heads=4, dropout=0.0, batch_first=True" in repr(attention)
     x = batch(SHORT, is_first=True)
     with torch.no_grad():
         source.in_proj_weight[2 * WIDTH :].copy_(structured.to_dense())

@@ -187,6 +187,33 @@ def test_a_converted_layer_can_be_stacked_again():
         assert model(torch.randn(2, 5, 32), src_key_padding_mask=padding).shape == (2, 5, 32)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_converted_encoder_compiles_and_exports():
+    torch._dynamo.reset()
+    model = encoder().layers[0]
+    el.convert_(model, "btt()")
+    x = torch.randn(2, 5, 32, dtype=torch.float64)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x))
+    exported = torch.export.export(model.eval(), (x,))
+    torch.testing.assert_close(exported.module()(x), model(x))
+
+
+def test_a_converted_encoder_is_copied_and_loaded():
+    model, other = encoder(), encoder()
+    el.convert_(model, "btt()"), el.convert_(other, "btt()")
+    shake_(model)
+    twin = copy.deepcopy(model)
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(2, 5, 32, dtype=torch.float64)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for m in (twin, other):
+        torch.testing.assert_close(m(x), model(x))
+        with torch.no_grad():
+            got, wanted = (k.eval()(x, src_key_padding_mask=padding) for k in (m, model))
+        torch.testing.assert_close(got, wanted)
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_the_decoder_of_torch(batch_first):
     torch.manual_seed(0)
@@ -345,6 +372,15 @@ def quantised(layer):
     return layer
 
 
+class Special(torch.Tensor):
+    """A tensor of a kind of its own, as sharded and quantised ones are."""
+
+
+def special(layer):
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Special))
+    return layer
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize(
     ("change", "words"),
@@ -353,6 +389,7 @@ def quantised(layer):
         (with_patch, "its forward was replaced"),
         (with_buffer, "it also holds scale"),
         (quantised, "its weight is of torch.int8"),
+        (special, "its weight is a Special, not a plain nn.Parameter"),
         (weight_norm, "forward pre-hook, WeightNorm"),
         (parametrizations.weight_norm, "a parametrization: _WeightNorm"),
         (parametrizations.orthogonal, "a parametrization: _Orthogonal"),
@@ -492,6 +529,13 @@ class Declared(nn.Module):
         return self.to_words
 
 
+class Undeclared(nn.Sequential):
+    """A model that has the method, but no head."""
+
+    def get_output_embeddings(self):
+        raise NotImplementedError
+
+
 def test_what_the_head_is():
     def head(model):
         [left] = el.plan_conversion(model, "btt()").left
@@ -510,6 +554,7 @@ def test_what_the_head_is():
     assert head(tied) == ("words",)
     assert not el.plan_conversion(mlp(16, 32, 16), "btt()").left
     assert not el.plan_conversion(mlp(16, 10), "btt()").left
+    assert not el.plan_conversion(Undeclared(nn.Linear(16, 10)), "btt()").left
     blocks = [nn.ModuleDict({"fc_in": nn.Linear(8, 16), "fc_out": nn.Linear(16, 8)})]
     assert head(nn.ModuleList(blocks)) == ("0.fc_out",)
     assert not el.plan_conversion(nn.ModuleList(blocks + copy.deepcopy(blocks)), "btt()").left

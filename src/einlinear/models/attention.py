@@ -76,22 +76,35 @@ class ProjectedAttention(nn.Module):
         is_masked = key_padding_mask is not None or need_weights
         is_causal = is_causal and not is_masked  # the hint stands for the mask only if it is alone
         mask = None if is_causal else self._mask(attn_mask, key_padding_mask, query)
-        dropout = self.dropout if self.training else 0.0
-        weights: Tensor | None = None
-        if need_weights:
-            scores = q * self.head_dim**-0.5 @ k.transpose(-2, -1)
-            weights = (scores if mask is None else scores + mask).softmax(dim=-1)
-            weights = functional.dropout(weights, dropout) if dropout else weights
-            mixed = weights.to(v.dtype) @ v
+        mixed, weights = self._attend(q, k, v, mask, is_causal, need_weights)
+        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if weights is not None:
             weights = weights.mean(dim=1) if average_attn_weights else weights
-        else:
+            weights = weights if is_batched else weights.squeeze(0)
+        if not is_batched:
+            return output.squeeze(0), weights
+        return output.transpose(0, 1) if is_transposed else output, weights
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The values mixed (batch, heads, queries, head width), and the weights if needed."""
+        dropout = self.dropout if self.training else 0.0
+        if not need_weights:
             mixed = functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal
             )
-        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        if not is_batched:
-            return output.squeeze(0), None if weights is None else weights.squeeze(0)
-        return output.transpose(0, 1) if is_transposed else output, weights
+            return mixed, None
+        scores = q * self.head_dim**-0.5 @ k.transpose(-2, -1)
+        weights = (scores if mask is None else scores + mask).softmax(dim=-1)
+        weights = functional.dropout(weights, dropout) if dropout else weights
+        return weights.to(v.dtype) @ v, weights
 
     def _mask(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor

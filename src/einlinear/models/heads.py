@@ -93,6 +93,8 @@ def heads(
     output projection. The aligned structure has an axis of exactly that many heads there, shared by
     its factors where it can be: the last factor (of the output projection the first) then works
     within each head. Ref: [P24 App. F].
+    Departure: the paper lists the axes as YB YAB and XA XAB, the head first; the shared axis is
+    taken here, since the factor next to it then has weights of its own for every head.
 
     Args:
         num_heads: how many heads; read from the model if not given (keys and values of grouped
@@ -194,14 +196,7 @@ def _candidates(
     """
     at_head, other = ("Y", "X") if edge[0] == "Y" else ("X", "Y")
     width = dict(zip("XY", widths, strict=True))
-    exponents, fixed = _shares(structure, at_head, edge)
-    rest = width[at_head] // num_heads // prod(fixed.values())
-    fixed = fixed | {edge: num_heads}
-    head_ways = [
-        (cost, fixed | dict(zip(exponents, sizes, strict=True)))
-        for cost, sizes in closest_factors(rest, rest, tuple(exponents.values()), 2.0, _WAYS)
-        if rest * prod(fixed.values()) == width[at_head]
-    ]
+    head_ways = _head_ways(structure, edge, num_heads, width[at_head])
     exponents, fixed = _shares(structure, other, "")
     rest = width[other] // prod(fixed.values())
     ideal = structure[edge]
@@ -225,6 +220,19 @@ def _candidates(
                 lower.append(sizes)
     lower += pairs(rest, 2.0)
     yield from sorted(lower, key=lambda sizes: -min(wanted, rank_bound(sizes)))[:_WAYS]
+
+
+def _head_ways(
+    structure: Structure, edge: str, num_heads: int, width: int
+) -> list[tuple[int, dict[str, int]]]:
+    """Sizes of the side of the heads in exactly its width, behind their deviation."""
+    exponents, fixed = _shares(structure, edge[0], edge)
+    fixed = fixed | {edge: num_heads}
+    rest = width // prod(fixed.values())
+    if rest * prod(fixed.values()) != width:
+        return []
+    ways = closest_factors(rest, rest, tuple(exponents.values()), 2.0, _WAYS)
+    return [(cost, fixed | dict(zip(exponents, sizes, strict=True))) for cost, sizes in ways]
 
 
 def _shares(
