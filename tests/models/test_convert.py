@@ -267,6 +267,32 @@ def test_attention_that_is_refused(options, words):
     el.convert_(model, {"b": "btt()"})
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: parametrizations.weight_norm(a, "in_proj_weight"), "parametrization: _Weight"),
+        (lambda a: weight_norm(a, "in_proj_weight"), "forward pre-hook, WeightNorm"),
+        (lambda a: parametrizations.weight_norm(a.out_proj), "parametrization: _Weight"),
+        (lambda a: a.register_forward_hook(print), "forward hook, print"),
+    ],
+)
+def test_attention_with_attachments_is_refused(change, words):
+    attention = nn.MultiheadAttention(32, 4)
+    change(attention)
+    with pytest.raises(el.EinlinearError, match=words):
+        el.convert_(nn.ModuleList([attention]), {"0.k_proj": "btt()"})
+
+
+def test_a_tie_inside_an_attention_is_not_broken():
+    attention = nn.MultiheadAttention(32, 4, kdim=16, vdim=16)
+    attention.v_proj_weight = attention.k_proj_weight
+    model = nn.ModuleDict({"a": attention})
+    words = r"a\.k_proj_weight is a\.v_proj_weight"
+    with pytest.raises(el.EinlinearError, match=words):
+        el.convert_(model, {"a.q_proj": "btt()"})
+
+
 def test_an_output_projection_with_a_place_of_its_own_is_refused():
     attention = nn.MultiheadAttention(32, 4)
     model = nn.ModuleDict({"a": attention, "b": attention.out_proj})

@@ -150,6 +150,15 @@ def test_t5_reads_the_weight_of_a_layer(transformers):
     assert all(m.A.grad is not None for m in structured(model).values())
 
 
+def test_a_subclass_of_conv1d_with_a_forward_of_its_own(transformers):
+    class Doubled(transformers.pytorch_utils.Conv1D):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(el.EinlinearError, match="Doubled, which has a forward of its own"):
+        el.convert_(torch.nn.ModuleList([Doubled(8, 16)]), "btt()")
+
+
 def test_nothing_imports_transformers_by_itself():
     code = (
         "import sys, torch, einlinear as el\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -125,21 +126,21 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
     return owners
 
 
+def _linear_class(module: nn.Module) -> type[nn.Module] | None:
+    """The class that makes a module a linear layer: nn.Linear, or the Conv1D of Hugging Face."""
+    home = sys.modules.get("transformers.pytorch_utils")
+    known: tuple[type[nn.Module] | None, ...] = (nn.Linear, getattr(home, "Conv1D", None))
+    return next((kind for kind in known if kind is not None and isinstance(module, kind)), None)
+
+
 def _widths(module: nn.Module) -> tuple[int, int] | None:
     """Input and output width of a linear layer; None for other modules."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    if is_transposed(module):
-        weight = module.get_parameter("weight")
-        return weight.shape[0], weight.shape[1]
-    return None
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Whether it is the Conv1D of Hugging Face, a linear layer with its weight transposed."""
-    home = sys.modules.get("transformers.pytorch_utils")
-    kind = getattr(home, "Conv1D", None)
-    return kind is not None and isinstance(module, kind)
+    if _linear_class(module) is None:
+        return None
+    d_in, d_out = module.get_parameter("weight").shape  # Conv1D keeps its weight transposed
+    return d_in, d_out
 
 
 def _linear_site(
@@ -161,10 +162,13 @@ def _attention_sites(
     obstacle = _attention_obstacle(module)
     if len(out_names) > len(names):
         obstacle = f"its out_proj has several places: {', '.join(out_names)}"
+    # Replacing one projection also takes apart what the others are packed in, or copies it.
+    packed = [p for part in PROJECTIONS[:3] for p in projection_params(module, part).values()]
+    obstacle = obstacle or _tie(packed, owners)
     sites = []
     for part in PROJECTIONS:
         params = projection_params(module, part)
-        weight, *bias = params.values()
+        weight, *bias = list(params.values()) or [next(module.parameters())]
         widths = projection_widths(module, part)
         own = obstacle or _plain_obstacle(params) or _tie(list(params.values()), owners)
         qualified = tuple(f"{name}.{part}".lstrip(".") for name in names)
@@ -180,20 +184,17 @@ def _attention_obstacle(module: nn.MultiheadAttention) -> str:
         return "its attention has add_zero_attn=True"
     if type(module).forward is not nn.MultiheadAttention.forward:
         return f"its attention is a {type(module).__name__}, which has a forward of its own"
-    return _hooks(module) or _hooks(module.out_proj)
+    return _attached(module) or _attached(module.out_proj)
 
 
 def _own_obstacle(module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> str:
     """Why a layer itself cannot be replaced: it does or holds more than a linear layer."""
     if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
         return "its width is not known yet: it is lazy, so run the model once"
-    if parametrize.is_parametrized(module):
-        parts = ", ".join(type(p).__name__ for p in _parametrizations(module))
-        return f"it has a parametrization: {parts}"
-    if hooks := _hooks(module):
-        return hooks
+    if attached := _attached(module):
+        return attached
     kind = type(module)
-    if isinstance(module, nn.Linear) and kind.forward is not nn.Linear.forward:
+    if kind.forward is not getattr(_linear_class(module), "forward", None):
         return f"it is a {kind.__module__}.{kind.__name__}, which has a forward of its own"
     more = [*dict(module.named_parameters()), *dict(module.named_buffers())]
     if more := [name for name in more if name not in ("weight", "bias")]:
@@ -201,13 +202,12 @@ def _own_obstacle(module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | 
     return _plain_obstacle({"weight": weight} | ({} if bias is None else {"bias": bias}))
 
 
-def _parametrizations(module: nn.Module) -> list[nn.Module]:
-    lists = module.get_submodule("parametrizations").children()
-    return [part for parts in lists for part in parts.children()]
-
-
-def _hooks(module: nn.Module) -> str:
+def _attached(module: nn.Module) -> str:
     """What is attached to a module and would be lost with it; "" if nothing is."""
+    if parametrize.is_parametrized(module):
+        lists = module.get_submodule("parametrizations").children()
+        parts = ", ".join(type(part).__name__ for parts in lists for part in parts.children())
+        return f"it has a parametrization: {parts}"
     for attribute, kind in _HOOKS.items():
         for hook in getattr(module, attribute).values():
             name = getattr(hook, "__name__", type(hook).__name__)
@@ -225,7 +225,7 @@ def _plain_obstacle(params: dict[str, nn.Parameter]) -> str:
     return ""
 
 
-def _tie(params: list[nn.Parameter | None], owners: dict[int, list[str]]) -> str:
+def _tie(params: Sequence[nn.Parameter | None], owners: dict[int, list[str]]) -> str:
     """Why a layer cannot be replaced whose parameter another module owns, too."""
     for parameter in params:
         names = owners.get(id(parameter), [])
