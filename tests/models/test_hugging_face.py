@@ -159,6 +159,13 @@ def test_a_subclass_of_conv1d_with_a_forward_of_its_own(transformers):
         el.convert_(torch.nn.ModuleList([Doubled(8, 16)]), "btt()")
 
 
+def test_a_parametrized_conv1d(transformers):
+    layer = transformers.pytorch_utils.Conv1D(8, 16)
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    with pytest.raises(el.EinlinearError, match="a parametrization: _WeightNorm"):
+        el.convert_(torch.nn.ModuleList([layer]), "btt()")
+
+
 def test_nothing_imports_transformers_by_itself():
     code = (
         "import sys, torch, einlinear as el\n"

@@ -66,7 +66,7 @@ def choose(
     only, as its very name does. A pattern without any match, or that never decides because
     others come before it, is an error; `others` are layers that may be named but get nothing.
     """
-    matched = [[names for names in layers if pattern.matches(names)] for pattern in patterns]
+    matched = [{names for names in layers if pattern.matches(names)} for pattern in patterns]
     is_for = [_is_for_heads(*pair, heads) for pair in zip(patterns, matched, strict=True)]
     reached: set[int] = set()
     chosen: dict[str, tuple[Structure | Heads | None, str]] = {}
@@ -93,7 +93,7 @@ def listed(names: Sequence[Names], most: int = 12) -> str:
     return ", ".join(lines[:most]) + more
 
 
-def _is_for_heads(pattern: Pattern, found: list[Names], heads: frozenset[str]) -> bool:
+def _is_for_heads(pattern: Pattern, found: set[Names], heads: frozenset[str]) -> bool:
     """Whether a pattern decides on output heads, too: it matches nothing else, and is not "*"."""
     return not pattern.is_catch_all and all(names[0] in heads for names in found)
 

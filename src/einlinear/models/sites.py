@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from einlinear.layers.linear import EinsumLinear
@@ -139,8 +139,8 @@ def _widths(module: nn.Module) -> tuple[int, int] | None:
         return module.in_features, module.out_features
     if _linear_class(module) is None:
         return None
-    d_in, d_out = module.get_parameter("weight").shape  # Conv1D keeps its weight transposed
-    return d_in, d_out
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return weight.shape[0], weight.shape[1]  # Conv1D keeps its weight transposed
 
 
 def _linear_site(
