@@ -1,17 +1,48 @@
-"""What each of two processes runs, in a module that a spawned process can import."""
+"""Two processes, and what each of them runs, in a module that a spawned process can import."""
 
 import os
+import socket
 import sys
+import time
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from cases import STRUCTURES
-from einlinear import EinsumLinear
+from einlinear import EinsumLinear, scaling_table
+from einlinear import param_groups as make_groups
+
+
+def run_two(work, *arguments):
+    """Run work(rank, *arguments) in two processes that know each other; fail if one does."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    context = mp.spawn(enter, (port, work, arguments), nprocs=2, join=False)
+    deadline = time.monotonic() + 120
+    try:
+        while not context.join(timeout=5):
+            assert time.monotonic() < deadline, "the processes wait for each other"
+    finally:
+        for process in context.processes:
+            process.kill()
+
+
+def enter(rank, port, work, arguments):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    work(rank, *arguments)
+    dist.barrier()
+    dist.destroy_process_group()
+    # The threads of gloo now and then hang while the interpreter takes them down: leave at once.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def model_and_input():
@@ -20,28 +51,44 @@ def model_and_input():
     return nn.Sequential(first, nn.GELU(), second), torch.randn(600, 64)
 
 
-def train(rank, port, kind, expected):
-    """One backward pass on half of the tokens; the gradients must be those of one process."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    compare(rank, kind, expected)
-    dist.barrier()
-    dist.destroy_process_group()
-    # The threads of gloo now and then hang while the interpreter takes them down: leave at once.
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def compare(rank, kind, expected):
-    model, x = model_and_input()
+def wrapped(model, kind):
     if kind == "ddp":
-        model = DistributedDataParallel(model)
-    else:
-        mesh = init_device_mesh("cpu", (2,))
-        for layer in (model[0], model[2], model):
-            fully_shard(layer, mesh=mesh)
+        return DistributedDataParallel(model)
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def compare_gradients(rank, kind, expected):
+    """One backward pass on half of the tokens; the gradients must be those of one process."""
+    model, x = model_and_input()
+    model = wrapped(model, kind)
     model(x[rank * 300 : (rank + 1) * 300]).square().mean().backward()
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
-        grad = parameter.grad.full_tensor() if kind == "fsdp2" else parameter.grad
-        torch.testing.assert_close(grad, wanted, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(whole(parameter.grad), wanted, atol=1e-5, rtol=1e-4)
+
+
+def train_with_groups(model, x):
+    """Rates by name, and the weights after two steps of training with them."""
+    rates = {row.name: row.rate for row in scaling_table(model, 0.01, base_width=32)}
+    # A large eps: where a gradient is nearly zero, its sign is left to rounding.
+    optimizer = torch.optim.AdamW(make_groups(model, 0.01, base_width=32), eps=1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return rates, [whole(parameter.detach()) for parameter in model.parameters()]
+
+
+def compare_training(rank, kind, expected):
+    """Two steps on half of the tokens with parameter groups must end where one process does."""
+    model, x = model_and_input()
+    rates, weights = train_with_groups(wrapped(model, kind), x[rank * 300 : (rank + 1) * 300])
+    assert rates == expected[0]
+    for got, wanted in zip(weights, expected[1], strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)

@@ -12,11 +12,23 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from einlinear.errors import EinlinearError as EinlinearError
     from einlinear.layers.linear import EinsumLinear as EinsumLinear
+    from einlinear.layers.scaling import Scaling as Scaling
+    from einlinear.layers.scaling import embedding_scaling as embedding_scaling
+    from einlinear.layers.scaling import matrix_scaling as matrix_scaling
+    from einlinear.layers.scaling import rsgd_rates as rsgd_rates
+    from einlinear.layers.scaling import vector_scaling as vector_scaling
     from einlinear.layers.tune import tune as tune
     from einlinear.models.conversion import Conversion as Conversion
     from einlinear.models.convert import convert_ as convert_
     from einlinear.models.convert import plan_conversion as plan_conversion
     from einlinear.models.heads import heads as heads
+    from einlinear.models.check import CoordinateCheck as CoordinateCheck
+    from einlinear.models.check import coordinate_check as coordinate_check
+    from einlinear.models.groups import ScalingTable as ScalingTable
+    from einlinear.models.groups import param_groups as param_groups
+    from einlinear.models.groups import scaling_table as scaling_table
+    from einlinear.models.init import init_ as init_
+    from einlinear.models.scalings import register_scaling as register_scaling
     from einlinear.structures.diagram import draw_structure as draw_structure
     from einlinear.structures.named import btt as btt
     from einlinear.structures.named import dense as dense
@@ -56,6 +68,18 @@ _HOMES = {
     "plan_conversion": "models.convert",
     "Conversion": "models.conversion",
     "heads": "models.heads",
+    "Scaling": "layers.scaling",
+    "embedding_scaling": "layers.scaling",
+    "matrix_scaling": "layers.scaling",
+    "rsgd_rates": "layers.scaling",
+    "vector_scaling": "layers.scaling",
+    "CoordinateCheck": "models.check",
+    "coordinate_check": "models.check",
+    "ScalingTable": "models.groups",
+    "param_groups": "models.groups",
+    "scaling_table": "models.groups",
+    "init_": "models.init",
+    "register_scaling": "models.scalings",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

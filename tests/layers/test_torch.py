@@ -1,18 +1,15 @@
 """The layer under the machinery of torch: compile, export, autocast, vmap, many processes."""
 
 import copy
-import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch.utils.checkpoint import checkpoint
 
 from cases import STRUCTURES
 from einlinear import EinsumLinear
-from two_processes import model_and_input, train
+from two_processes import compare_gradients, model_and_input, run_two
 
 CASES = ["btt(rank=2)", "kronecker", "generic", "btt(num_factors=3)", "low_rank"]
 
@@ -156,25 +153,12 @@ def test_vmap_over_parameters(name, num_tokens):
             torch.testing.assert_close(grads[key][i], grad, atol=1e-5, rtol=1e-4)
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes_give_the_gradients_of_one(kind):
     model, x = model_and_input()
     model(x).square().mean().backward()
     expected = [parameter.grad for parameter in model.parameters()]
-    context = mp.spawn(train, (free_port(), kind, expected), nprocs=2, join=False)
-    deadline = time.monotonic() + 120
-    try:
-        while not context.join(timeout=5):
-            assert time.monotonic() < deadline, "the processes wait for each other"
-    finally:
-        for process in context.processes:
-            process.kill()
+    run_two(compare_gradients, kind, expected)
 
 
 def test_two_threads_at_once():

@@ -12,7 +12,7 @@ from einlinear.errors import EinlinearError
 from einlinear.layers import compiled
 from einlinear.layers.execute import choose_variant, dense_weight, fitting_variants, multiply
 from einlinear.layers.norm import multiply_normalised, normalised
-from einlinear.layers.scaling import Scaling, factor_scaling
+from einlinear.layers.scaling import Scaling, factor_scaling, vector_scaling
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
@@ -80,7 +80,7 @@ class EinsumLinear(nn.Module):
         """What initialisation and learning rates need to know of each parameter, by its name."""
         scaling = factor_scaling(self.plan)
         if self.bias is not None:
-            scaling["bias"] = Scaling(fan_in=1, fan_out=self.out_features, init_std=0.0)
+            scaling["bias"] = vector_scaling(self.out_features)
         return scaling
 
     def reset_parameters(self) -> None:

@@ -1,25 +1,64 @@
-"""How a factor is initialised and how fast it learns, from its fan-in and fan-out."""
+"""How a parameter is initialised and how fast it learns, from its fan-in and fan-out.
+
+Rates are those of muP, by which the best learning rate of a small model is also that of a wide one.
+Ref: [Y22, Y23, P24 §4, App. C].
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import prod, sqrt
+from typing import Literal, get_args
 
+from einlinear.errors import EinlinearError
 from einlinear.structures.plan import Plan
+
+Optimizer = Literal["adam", "sgd"]
+Kind = Literal["matrix", "vector", "embedding"]
+
+EMBEDDING_STD = 0.02
+"""The deviation of a fresh embedding, at every width; the same as in the paper's GPT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """What structure-aware muP needs to know of one parameter.
 
+    fan_in: how many terms each output sums; 1 for vectors and embeddings.
+    fan_out: how many outputs each input feeds; for vectors and embeddings their width.
     init_std: standard deviation at the start; 0 for a parameter that starts at a constant.
-    num_factors: how many factors the layer multiplies; the rate of each is divided by it.
+    num_factors: how many factors the layer multiplies; Adam's rate of each is divided by it.
+    repeats: how many times the layer uses the matrix for one token; only SGD's rate needs it.
+    kind: "matrix"; "vector" for biases, gains and norms; "embedding" for a table of vectors.
+    init_mean: the constant that is added at the start, such as 1 for the gain of a norm.
+    head_width: out_features of the layer if it is the model's head, whose output does not grow
+        with the width of the model; 0 for all other layers. Only SGD's rate needs it.
     """
 
     fan_in: int
     fan_out: int
     init_std: float
     num_factors: int = 1
+    repeats: int = 1
+    kind: Kind = "matrix"
+    init_mean: float = 0.0
+    head_width: int = 0
+
+    def __post_init__(self) -> None:
+        counts = (self.fan_in, self.fan_out, self.num_factors, self.repeats)
+        if min(counts) < 1 or self.head_width < 0 or self.init_std < 0:
+            raise EinlinearError(
+                what=f"the scaling of a parameter is given as {self}",
+                rule="fan_in, fan_out, num_factors and repeats are 1 or more, "
+                "head_width and init_std are 0 or more",
+                fix="count the axes that the layer sums over and those that it makes",
+            )
+        if self.kind not in get_args(Kind):
+            raise EinlinearError(
+                what=f"the scaling of a parameter has the kind {self.kind!r}",
+                rule=f"the kind is one of {', '.join(get_args(Kind))}",
+                fix='use "matrix" for what multiplies the input, "vector" for biases and gains',
+            )
 
 
 def init_std(fan_in: int, fan_out: int) -> float:
@@ -32,14 +71,89 @@ def init_std(fan_in: int, fan_out: int) -> float:
     return sqrt(min(fan_in, fan_out)) / fan_in
 
 
+def matrix_scaling(fan_in: int, fan_out: int) -> Scaling:
+    """The scaling of a dense matrix."""
+    return Scaling(fan_in, fan_out, init_std(fan_in, fan_out))
+
+
+def vector_scaling(width: int, init_mean: float = 0.0) -> Scaling:
+    """The scaling of a bias (which starts at 0) or a gain (which starts at 1)."""
+    return Scaling(1, width, init_std=0.0, kind="vector", init_mean=init_mean)
+
+
+def embedding_scaling(width: int) -> Scaling:
+    """The scaling of a table of vectors."""
+    return Scaling(1, width, init_std=EMBEDDING_STD, kind="embedding")
+
+
 def factor_scaling(plan: Plan) -> dict[str, Scaling]:
-    """The scaling of every factor of a plan."""
+    """The scaling of every factor of a plan, in the order in which they meet the input."""
+    sizes = plan.sizes
     return {
         step.factor: Scaling(
             fan_in=step.fan_in,
             fan_out=step.fan_out,
             init_std=init_std(step.fan_in, step.fan_out),
             num_factors=len(plan.steps),
+            repeats=prod(sizes[edge] for edge in step.kept),
         )
         for step in plan.steps
+    }
+
+
+def adam_rate(scaling: Scaling, lr: float, base_width: int) -> float:
+    """The rate of a parameter under Adam and its kin, whose steps do not depend on gradients' size.
+
+        matrix: lr * base_width / (num_factors * fan_in)        vector, embedding: lr
+
+    Ref: [Y22 Table 3, P24 §4].  Checked by: test_groups.py::test_adam_rates_by_hand.
+    """
+    if scaling.kind != "matrix":
+        return lr
+    # A quotient of whole numbers, so that it is exactly 1 at the base width.
+    return lr * (base_width / (scaling.num_factors * scaling.fan_in))
+
+
+def sgd_rate(scaling: Scaling, lr: float, base_width: int) -> float:
+    """The rate of a parameter under SGD, with or without momentum.
+
+        matrix: lr * fan_out / (fan_in * repeats)       vector, embedding: lr * fan_out / base_width
+
+    In the head, whose output does not grow with the model, both are multiplied by
+    base_width / head_width: lr * base_width / fan_in for a dense one, lr for its bias.
+    Departure: the paper prints the rates of A and B with their roles swapped; repeats are the axes
+    that the tensor has and the factor lacks, XB for A and YA for B where A comes first.
+    Ref: [Y23, P24 App. C].  Checked by: test_groups.py::test_sgd_rates_by_hand.
+    """
+    top, bottom = scaling.fan_out, base_width
+    if scaling.kind == "matrix":
+        bottom = scaling.fan_in * scaling.repeats
+    if scaling.head_width:
+        top, bottom = top * base_width, bottom * scaling.head_width
+    return lr * (top / bottom)
+
+
+def rsgd_rates(plan: Plan) -> dict[str, float]:
+    """The rate that Riemannian SGD gives to every factor at the start.
+
+    SGD on the matrix W itself, carried over to the factors, multiplies their gradient by the
+    inverse of the metric J'J, with J the derivative of W by the factors. In a wide, fresh layer J'J
+    is close to a diagonal, constant on each factor F, and the rate is its inverse:
+
+        1 / (prod of sizes of edges that do not touch F  *  prod of init_std(G)**2 over the others)
+
+    Square layers of two factors: where the intermediate, of d_XB d_XAB d_YA d_YAB d_AB numbers if A
+    comes first, is no wider than the layer, these are the rates of muP for SGD (`sgd_rate` with
+    lr 1); where it is wider, they are that many times d larger, for both factors.
+    Departure: the paper inverts J'J, which is singular: G and its inverse can be moved from one
+    factor to the other along a rank. On d_XAB d_YAB d_AB**2 directions it is zero, and the
+    pseudo-inverse takes its place. The diagonal is right where d_AB is much smaller than d_XB d_YB
+    and d_XA d_YA. Ref: [P24 App. C].  Checked by: test_riemann.py.
+    """
+    stds = {name: scaling.init_std for name, scaling in factor_scaling(plan).items()}
+    return {
+        factor: 1.0
+        / prod(size for edge, size in plan.edge_sizes if factor not in edge)
+        / prod(std**2 for other, std in stds.items() if other != factor)
+        for factor in stds
     }

@@ -1,1 +1,1 @@
-"""Models: structured layers in the place of dense ones."""
+"""Whole models: their conversion, their learning rates and how to check them."""

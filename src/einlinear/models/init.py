@@ -1,0 +1,114 @@
+"""A whole model initialised under muP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from einlinear.errors import EinlinearError
+from einlinear.layers.scaling import EMBEDDING_STD
+from einlinear.models.facts import Fact, Layer, find_facts, find_layers, match_names, named_roles
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How one parameter starts: normal numbers of this mean and deviation."""
+
+    name: str
+    mean: float
+    std: float
+
+
+def init_(
+    model: nn.Module,
+    *,
+    zero: str | Iterable[str] = (),
+    embedding_std: float = EMBEDDING_STD,
+    generator: torch.Generator | None = None,
+) -> tuple[Start, ...]:
+    """Initialise every parameter of a model under muP, in place; returns what was done.
+
+    Matrices: normal, of deviation sqrt(min(fan_in, fan_out)) / fan_in, each factor of a structured
+    layer by its own; biases 0; norms 1 and 0; embeddings normal, of a deviation that is the same at
+    every width. What starts at zero: the head, and the last layer of residual branches, so that a
+    model begins as the identity and with equal logits. A model names them itself by a method
+    `layer_roles() -> {pattern: "head" or "zero"}`; of a Hugging Face model the head is known. In a
+    structured layer only the last factor becomes zero, so that all learn. A head that is tied to
+    an embedding is not set to zero.
+
+    Args:
+        model: any module on a real device, before it is sharded.
+        zero: patterns of the names of further layers whose output starts at zero.
+        embedding_std: the deviation of embeddings; 0.02 as in the paper's GPT.
+        generator: of the random numbers, for the same weights each time; torch's own unless given.
+    """
+    plan = plan_init(model, zero=zero, embedding_std=embedding_std)
+    apply_init_(model, plan, generator)
+    return plan
+
+
+def apply_init_(
+    model: nn.Module, plan: tuple[Start, ...], generator: torch.Generator | None = None
+) -> None:
+    """Draw the parameters as planned; the row of an embedding for padding becomes zero."""
+    parameters = {fact.name: fact.parameter for fact in find_facts(model, frozen=True)}
+    if on_meta := [name for name, parameter in parameters.items() if parameter.is_meta]:
+        raise EinlinearError(
+            what=f"{on_meta[0]} and {len(on_meta) - 1} more parameters are on the meta device",
+            rule="only parameters that have memory can be initialised",
+            fix='call model.to_empty(device="cpu") first',
+        )
+    with torch.no_grad():
+        for start in plan:
+            _draw_(parameters[start.name], start, generator)
+        for module in model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                if module.padding_idx is not None:
+                    module.weight[module.padding_idx] = 0
+
+
+def plan_init(
+    model: nn.Module, *, zero: str | Iterable[str] = (), embedding_std: float = EMBEDDING_STD
+) -> tuple[Start, ...]:
+    """How every parameter would start; changes nothing."""
+    layers = [layer for layer in find_layers(model, frozen=True) if layer.matrices]
+    facts = find_facts(model, frozen=True)
+    asked = match_names(zero, [layer.name for layer in layers], "zero")
+    roles = named_roles(model)
+    zeros = _last_matrices(layers, asked)
+    for fact in facts:
+        if fact.scaling.kind == "embedding" and id(fact.parameter) in zeros:
+            raise EinlinearError(
+                what=f"zero names {', '.join(asked)}, whose weight is tied to {fact.name}",
+                rule="an embedding does not start at zero",
+                fix="leave the tied layer out of zero, or untie it",
+            )
+    zeros |= _last_matrices(layers, roles["head"] | roles["zero"])
+    return tuple(_start(fact, zeros, embedding_std) for fact in facts)
+
+
+def _last_matrices(layers: list[Layer], names: set[str]) -> set[int]:
+    """The ids of the matrices that make the output of the named layers zero."""
+    return {id(layer.parameters[layer.matrices[-1]]) for layer in layers if layer.name in names}
+
+
+def _start(fact: Fact, zeros: set[int], embedding_std: float) -> Start:
+    scaling = fact.scaling
+    if scaling.kind == "embedding":
+        return Start(fact.name, scaling.init_mean, embedding_std)
+    is_zero = id(fact.parameter) in zeros
+    return Start(fact.name, scaling.init_mean, 0.0 if is_zero else scaling.init_std)
+
+
+def _draw_(parameter: nn.Parameter, start: Start, generator: torch.Generator | None) -> None:
+    """Normal numbers in float32 at least, so that half precision rounds them once."""
+    if start.std == 0:
+        parameter.fill_(start.mean)
+        return
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    device = parameter.device if generator is None else generator.device
+    numbers = torch.empty(parameter.shape, dtype=dtype, device=device)
+    parameter.copy_(numbers.normal_(start.mean, start.std, generator=generator))
