@@ -23,7 +23,7 @@ sanitize: $(READY)  ## the compiled engine on random programs: ASan and UBSan, t
 
 bench: $(READY)  ## layers against nn.Linear; how long plans, imports and the command line take
 	$(BIN)/python tests/bench_structures.py
-	$(BIN)/einlinear bench --out demo --widths 512 1024 --repeats 7
+	$(BIN)/einlinear bench --out demo --widths 512 1024 --repeats 5
 	$(BIN)/einlinear bench --out demo/blocks --structures btt --tokens 1024 --repeats 5 --blocks 2
 
 $(READY): pyproject.toml constraints.txt

@@ -18,12 +18,13 @@ from einlinear.bench import (
     bench_page,
     interval,
     merged,
-    peak_memory,
 )
 from einlinear.blocks import bench_stack, make_stack, stack_cases, step_flops, training_step
 from einlinear.cli import main
 from einlinear.errors import EinlinearError
+from einlinear.layers import engine
 from einlinear.layers.execute import VARIANTS, einsum_steps
+from einlinear.layers.measure import peak_memory
 
 OWN = (LINEAR, *VARIANTS, LINEAR_BIAS, "layer")
 
@@ -75,6 +76,25 @@ def test_peak_memory_counts_what_is_held_at_once():
         return b, c
 
     assert peak_memory(action) == pytest.approx(4e6, rel=0.01)
+
+
+@pytest.mark.skipif(not engine.is_available(), reason="the engine is not built")
+def test_peak_memory_has_the_workspace_of_the_engine():
+    layer = el.EinsumLinear(256, 256, structure="btt")
+    layer.choices = {"cpu float32 up to 512 tokens, forward": "engine"}
+    x = torch.randn(500, 256)
+
+    def action():
+        with torch.no_grad():
+            return layer(x)
+
+    peak = peak_memory(action)
+    workspace = engine.workspace_bytes()
+    assert workspace > 24 * 256 * 4  # z of a block
+    assert peak == 500 * 256 * 4 + workspace
+    engine.release_workspace()
+    assert engine.workspace_bytes() == 0
+    torch.testing.assert_close(action(), x @ layer.to_dense().t() + layer.bias)
 
 
 def test_backward_needs_more_memory_than_forward(result):

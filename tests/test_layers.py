@@ -32,6 +32,7 @@ ORDER = [
     "layers.execute",
     "layers.norm",
     "layers.linear",
+    "layers.measure",
     "layers.tune",
     "models.scalings",
     "models.facts",

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from einlinear.layers.scaling import rsgd_rates as rsgd_rates
     from einlinear.layers.scaling import vector_scaling as vector_scaling
     from einlinear.layers.tune import tune as tune
+    from einlinear.models.check import CoordinateCheck as CoordinateCheck
+    from einlinear.models.check import coordinate_check as coordinate_check
     from einlinear.models.conversion import Conversion as Conversion
     from einlinear.models.convert import convert_ as convert_
     from einlinear.models.convert import plan_conversion as plan_conversion
-    from einlinear.models.heads import heads as heads
-    from einlinear.models.check import CoordinateCheck as CoordinateCheck
-    from einlinear.models.check import coordinate_check as coordinate_check
     from einlinear.models.groups import ScalingTable as ScalingTable
     from einlinear.models.groups import param_groups as param_groups
     from einlinear.models.groups import scaling_table as scaling_table
+    from einlinear.models.heads import heads as heads
     from einlinear.models.init import init_ as init_
     from einlinear.models.scalings import register_scaling as register_scaling
     from einlinear.structures.diagram import draw_structure as draw_structure

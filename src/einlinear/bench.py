@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from einlinear import __version__
 from einlinear.errors import EinlinearError
 from einlinear.layers import engine
 from einlinear.layers.execute import VARIANTS, choose_variant, multiply
 from einlinear.layers.linear import EinsumLinear
-from einlinear.layers.tune import interleaved
+from einlinear.layers.measure import interleaved, peak_memory
 from einlinear.peers import failure, make_peers, missing_note
 from einlinear.structures.atlas import plotly_script
 from einlinear.structures.plan import make_plan
@@ -52,7 +51,7 @@ class BenchRow:
     training transformer blocks, see blocks.py); baseline is the row it is compared with, which has
     a bias if this one has. speed is the median over rounds of the baseline's time by this one's,
     low and high the ends of the middle four fifths; peak_bytes is the most memory that torch held
-    at once beyond what was there.
+    at once beyond what was there, plus the engine's workspace.
     """
 
     structure: str
@@ -227,20 +226,6 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     above = min(below + 1, len(ordered) - 1)
     part = share * (len(ordered) - 1) - below
     return ordered[below] + part * (ordered[above] - ordered[below])
-
-
-def peak_memory(action: Callable[[], object]) -> int:
-    """The most bytes that torch held at once during the action, beyond those it held before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        action()
-    results: Any = record.profiler.kineto_results
-    held = peak = 0
-    for event in sorted(
-        (e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
-    ):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
 
 
 def bench_page(result: BenchResult) -> str:

@@ -12,10 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import gelu, mse_loss, scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from einlinear.bench import LINEAR, BenchResult, BenchRow, compared, peak_memory
+from einlinear.bench import LINEAR, BenchResult, BenchRow, compared
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear, situation
-from einlinear.layers.tune import interleaved
+from einlinear.layers.measure import interleaved, peak_memory
 from einlinear.structures.values import whole_number
 
 HEAD = 64

@@ -114,6 +114,23 @@ def test_the_hand_written_gpt():
     assert_twin(model, lambda: original, lambda m: m(tokens))
 
 
+def test_the_head_is_what_the_model_says():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(64, 64)
+            self.body = nn.Linear(64, 64)
+
+        def layer_roles(self):
+            return {"last": "head"}
+
+    report = el.convert_(Model(), "btt()")
+    assert [swap.name for swap in report.swaps] == ["body"]
+    assert [(left.names, left.reason) for left in report.left] == [(("last",), "output head")]
+    outer = nn.Sequential(Model(), nn.ReLU(), Model())
+    assert [swap.name for swap in el.convert_(outer, "btt()").swaps] == ["0.body", "2.body"]
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("rules", ["btt", "attention", "feed-forward", "parts", "heads"])

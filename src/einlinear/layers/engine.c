@@ -488,6 +488,18 @@ static char *reserve(size_t size) {
     return arena->start;
 }
 
+/* How many bytes the calling thread's arena holds; given back if wanted. */
+EXPORT int64_t einlinear_workspace(int release) {
+    pthread_once(&arena_once, make_key);
+    Arena *arena = pthread_getspecific(arena_key);
+    if (!arena) return 0;
+    if (release) {
+        free(arena->start);
+        arena->start = 0, arena->size = 0;
+    }
+    return (int64_t)arena->size;
+}
+
 /* ---- one call ---- */
 
 typedef struct {

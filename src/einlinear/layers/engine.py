@@ -42,6 +42,8 @@ class _Library:
         self.forward = library.einlinear_forward
         self.backward = library.einlinear_backward
         self.target = library.einlinear_target
+        self.workspace = library.einlinear_workspace
+        self.workspace.restype = ctypes.c_int64
         for function in (self.forward, self.backward):
             function.argtypes = [ctypes.c_char_p]
         library.einlinear_use_gomp.argtypes = [ctypes.c_void_p] * 3
@@ -148,6 +150,19 @@ def set_target(name: str | None = None) -> str:
 def supported_targets() -> tuple[str, ...]:
     """The targets that this processor can run."""
     return _library().supported()
+
+
+def workspace_bytes() -> int:
+    """How much memory the engine keeps between calls, for the thread that asks."""
+    library, _ = _load()
+    return 0 if library is None else int(library.workspace(0))
+
+
+def release_workspace() -> None:
+    """Give back the memory that the engine keeps between calls, for the thread that asks."""
+    library, _ = _load()
+    if library is not None:
+        library.workspace(1)
 
 
 def _library() -> _Library:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
@@ -13,6 +12,7 @@ from torch import nn
 from einlinear.errors import EinlinearError
 from einlinear.layers.execute import ALL_VARIANTS, fitting_variants, multiply
 from einlinear.layers.linear import EinsumLinear, situation
+from einlinear.layers.measure import interleaved
 from einlinear.structures.plan import Plan
 from einlinear.structures.values import whole_number
 
@@ -100,19 +100,3 @@ def _fastest(layer: EinsumLinear, tokens: int, repeats: int, has_backward: bool)
     variants = fitting_variants(x_td.device.type, x_td.dtype)
     times = interleaved({variant: action(variant) for variant in variants}, repeats)
     return min(variants, key=lambda variant: median(times[variant]))
-
-
-def interleaved(
-    actions: Mapping[str, Callable[[], object]], repeats: int
-) -> dict[str, list[float]]:
-    """Seconds of each action, taken in turns so that noise falls on all alike, after a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for round_number in range(repeats + 1):
-        for name, action in actions.items():
-            start = time.perf_counter()
-            action()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if round_number:
-                times[name].append(time.perf_counter() - start)
-    return times

@@ -25,11 +25,6 @@ class _NamesRoles(Protocol):
     def layer_roles(self) -> Mapping[str, str]: ...
 
 
-@runtime_checkable
-class _NamesHead(Protocol):
-    def get_output_embeddings(self) -> nn.Module | None: ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Fact:
     """One parameter of a model, with its scaling; `owners` are the modules that use it."""
@@ -122,10 +117,19 @@ def named_roles(model: nn.Module) -> dict[str, set[str]]:
                     )
                 full = f"{prefix}.{pattern}" if prefix else pattern
                 roles[role] |= match_names([full], names, "layer_roles")
-        if isinstance(module, _NamesHead):
-            head = module.get_output_embeddings()
+        head = _declared_head(module)
+        if head is not None:
             roles["head"] |= {name for name, other in modules if other is head}
     return roles
+
+
+def _declared_head(module: nn.Module) -> object:
+    """What a model of Hugging Face declares as its head; None for all other modules."""
+    declare = getattr(module, "get_output_embeddings", None)
+    try:
+        return declare() if callable(declare) else None
+    except (AttributeError, NotImplementedError):  # a part that has no head of its own
+        return None
 
 
 def match_names(patterns: Iterable[str], names: Iterable[str], argument: str) -> set[str]:

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from einlinear.layers.linear import EinsumLinear
 from einlinear.models.attention import PROJECTIONS, projection_params, projection_widths
+from einlinear.models.facts import named_roles, plain_name
 
 HEAD_NAMES = frozenset(
     "lm_head head classifier output_layer output_projection score cls embed_out qa_outputs "
@@ -80,31 +81,24 @@ def structured_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 def output_heads(model: nn.Module, sites: tuple[Site, ...]) -> frozenset[str]:
     """The first names of the linear layers that make the model's output.
 
-    A head is what `get_output_embeddings()` returns (Hugging Face); a layer whose weight is also an
-    nn.Embedding's; a layer whose name ends in one of HEAD_NAMES, or in fc_out if it is the only
-    one. If there is none of these: the last layer, if it is not alone and no layer reads its width.
+    A head is what the model names so (`layer_roles`, or Hugging Face's get_output_embeddings); a
+    layer whose weight is also an nn.Embedding's; a layer whose name ends in one of HEAD_NAMES, or
+    in fc_out if it is the only one. If there is none of these: the last layer, if it is not alone
+    and no layer reads its width.
     """
-    declared = {id(module) for module in map(_output_embeddings, model.modules()) if module}
+    declared = named_roles(model)["head"]
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     count = Counter(site.name.rpartition(".")[2] for site in sites)
     found = set()
     for site in sites:
         last = {name.rpartition(".")[2] for name in site.names}
         is_named = last & HEAD_NAMES or any(count[n] == 1 for n in last & _HEAD_NAMES_WHEN_ALONE)
-        if id(site.module) in declared or id(site.weight) in embedded or is_named:
+        is_declared = any(plain_name(name) in declared for name in site.names)
+        if is_declared or id(site.weight) in embedded or is_named:
             found.add(site.name)
     if not found and len(sites) > 1 and sites[-1].d_out not in {site.d_in for site in sites}:
         found.add(sites[-1].name)
     return frozenset(found)
-
-
-def _output_embeddings(module: nn.Module) -> object:
-    """What a model of Hugging Face declares as its head; None for all other modules."""
-    declare = getattr(module, "get_output_embeddings", None)
-    try:
-        return declare() if callable(declare) else None
-    except (AttributeError, NotImplementedError):  # a part that has no head of its own
-        return None
 
 
 def _paths(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
