@@ -175,3 +175,41 @@ def test_nothing_imports_transformers_by_itself():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("make", [gpt2, llama, bert])
+def test_rates_of_converted_models(transformers, make, optimizer):
+    model = make(transformers)
+    el.convert_(model, "btt(rank=2)")
+    el.init_(model)
+    groups = el.param_groups(model, lr=1e-3, base_width=32, optimizer=optimizer)
+    found = [id(p) for group in groups for p in group["params"]]
+    assert sorted(found) == sorted(id(p) for p in model.parameters())
+    tokens = torch.randint(41, (2, 8))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+
+
+def test_the_trainer_takes_the_groups(transformers, tmp_path):
+    pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    model = gpt2(transformers)
+    el.convert_(model, {"*.attn.*": el.heads(), "*": "btt(rank=2)"})
+    el.init_(model)
+    optimizer = torch.optim.AdamW(el.param_groups(model, lr=1e-2, base_width=32, weight_decay=0.1))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert len(set(rates)) > 2
+    tokens = torch.arange(16) % 4
+    data = [{"input_ids": tokens, "labels": tokens}] * 64
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=16, per_device_train_batch_size=4, report_to=[],
+        logging_steps=8, save_strategy="no", disable_tqdm=True, use_cpu=True,
+        lr_scheduler_type="constant",
+    )  # fmt: skip
+    trainer = transformers.Trainer(
+        model=model, args=arguments, train_dataset=data, optimizers=(optimizer, None)
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.5 * losses[0]
+    assert [group["lr"] for group in optimizer.param_groups] == rates

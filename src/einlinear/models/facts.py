@@ -59,7 +59,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def find_layers(model: nn.Module, *, frozen: bool = False) -> list[Layer]:
     """Every module that owns parameters itself; those that only own frozen ones if asked for."""
-    layers = []
+    owners = []
     for name, module in unwrapped(model).named_modules():
         parameters = {
             key: parameter
@@ -67,8 +67,14 @@ def find_layers(model: nn.Module, *, frozen: bool = False) -> list[Layer]:
             if frozen or parameter.requires_grad
         }
         if parameters:
-            layers.append(_layer(plain_name(name), module, parameters))
-    return layers
+            owners.append((plain_name(name), module, parameters))
+    # A module that only shares what a layer with a rule owns, such as a head's bias, needs none.
+    known = {id(p) for _, module, own in owners if module_scaling(module) for p in own.values()}
+    return [
+        _layer(name, module, own)
+        for name, module, own in owners
+        if module_scaling(module) is not None or not all(id(p) in known for p in own.values())
+    ]
 
 
 def plain_name(name: str) -> str:
