@@ -46,6 +46,13 @@ ORDER = [
     "models.conversion",
     "models.rules",
     "models.convert",
+    "studies.images",
+    "studies.landscape_runs",
+    "studies.landscape_plot",
+    "studies.landscape",
+    "studies.landscape_train",
+    "studies.landscape_sweep",
+    "progress",
     "peers",
     "bench",
     "blocks",
@@ -56,7 +63,7 @@ WITHOUT_TORCH = [
     name
     for name in ORDER
     if name == "errors" or name.startswith("structures.") or name in ORDER[12:17]
-]
+] + ["studies.images", "studies.landscape_runs", "studies.landscape_plot"]
 
 
 def modules():
@@ -73,8 +80,8 @@ def imported(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are written in full"
-            rooms = ("einlinear.structures", "einlinear.layers", "einlinear.models")
-            is_room = node.module in rooms
+            rooms = ("structures", "layers", "models", "studies")
+            is_room = node.module in [f"einlinear.{room}" for room in rooms]
             yield from (f"{node.module}.{a.name}" for a in node.names) if is_room else [node.module]
 
 

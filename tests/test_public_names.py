@@ -30,6 +30,8 @@ CONTRACT = [
     "init_",
     "rsgd_rates",
     "coordinate_check",
+    "LandscapeConfig",
+    "landscape",
 ]
 
 

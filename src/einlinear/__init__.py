@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from einlinear.structures.taxonomy import Taxonomy as Taxonomy
     from einlinear.structures.taxonomy import taxonomy as taxonomy
     from einlinear.structures.text import parse as parse
+    from einlinear.studies.landscape import Landscape as Landscape
+    from einlinear.studies.landscape_runs import LandscapeConfig as LandscapeConfig
+    from einlinear.studies.landscape_sweep import landscape as landscape
 
 _HOMES = {
     "EinlinearError": "errors",
@@ -80,6 +83,9 @@ _HOMES = {
     "scaling_table": "models.groups",
     "init_": "models.init",
     "register_scaling": "models.scalings",
+    "LandscapeConfig": "studies.landscape_runs",
+    "Landscape": "studies.landscape",
+    "landscape": "studies.landscape_sweep",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

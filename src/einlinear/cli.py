@@ -19,6 +19,7 @@ from einlinear.structures.diagram import draw_structure
 from einlinear.structures.plan import Plan, Step, make_plan
 from einlinear.structures.taxonomy import taxonomy
 from einlinear.structures.text import parse
+from einlinear.studies.landscape_runs import LandscapeConfig
 
 try:
     import tyro
@@ -155,6 +156,37 @@ def bench(
         console.print(note, markup=False)
     _write(out / "bench.json", json.dumps(benchmark.as_json(result), indent=1))
     _write(out / "bench.html", benchmark.bench_page(result))
+
+
+@app.command
+def landscape(
+    config: Annotated[LandscapeConfig, tyro.conf.arg(name="")],
+    *,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FILE.npz")] = None,
+    processes: int = 2,
+) -> None:
+    """Find the best learning rate by width and structure, naively and under muP: table, pictures.
+
+    Trains perceptrons of four layers on images. The same command again goes on where it stopped.
+
+    Args:
+        config: what to run.
+        out: folder for landscape.jsonl, which grows run by run, .json, .svg and .png.
+        data: images: train_x, test_x (uint8, NHWC), train_y, test_y; small ones unless given.
+        processes: how many runs at once, each on one thread.
+    """
+    from einlinear.bench import machine_facts  # torch takes a while to load
+    from einlinear.progress import progress_bar
+    from einlinear.studies.landscape_sweep import landscape as run_landscape
+
+    with progress_bar(_console(), "runs") as show:
+        result = run_landscape(config, out=out, data=data, processes=processes, on_progress=show)
+    print(result)
+    facts = {"machine": machine_facts()} | result.as_json()
+    _write(out / "landscape.json", json.dumps(facts, indent=1))
+    for ending in ("svg", "png"):
+        print(f"wrote {result.plot(out / f'landscape.{ending}')}")
 
 
 @app.command

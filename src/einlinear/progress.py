@@ -1,0 +1,61 @@
+"""How far long work is: a bar in a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+if TYPE_CHECKING:
+    from einlinear.studies.landscape_sweep import Progress
+
+_SECONDS_BETWEEN_LINES = 15.0
+
+
+@contextmanager
+def progress_bar(console: Console, noun: str) -> Iterator[Callable[[Progress], None]]:
+    """A function that shows progress where the console is: with the time left by share of work."""
+    if console.is_terminal:
+        columns = (
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+        )
+        with Bar(*columns, console=console, speed_estimate_period=600) as bar:
+            task = bar.add_task("starting", total=1.0)
+
+            def draw(at: Progress) -> None:
+                text = f"{at.done} of {at.total} {noun}"
+                bar.update(task, completed=at.share, description=text)
+
+            yield draw
+    else:
+        yield _log(noun)
+
+
+def _log(noun: str) -> Callable[[Progress], None]:
+    begin = monotonic()
+    first: list[float] = []
+    shown = [-_SECONDS_BETWEEN_LINES]
+
+    def write(at: Progress) -> None:
+        first.extend([] if first else [at.share])
+        seconds = monotonic() - begin
+        if at.done < at.total and seconds - shown[0] < _SECONDS_BETWEEN_LINES:
+            return
+        shown[0] = seconds
+        line = f"{at.done} of {at.total} {noun}, {seconds:.0f} s"
+        if first[0] < at.share < 1:
+            left = seconds * (1 - at.share) / (at.share - first[0])
+            line += f", about {left:.0f} s left"
+        print(line, file=sys.stderr)
+
+    return write

@@ -1,0 +1,320 @@
+"""A learning-rate landscape: which rate is best where, how far it moves, and what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
+from pathlib import Path
+from statistics import fmean
+
+from einlinear.errors import EinlinearError
+from einlinear.models.groups import aligned
+from einlinear.studies.landscape_plot import LandscapePanel, Line, draw_landscape
+from einlinear.studies.landscape_runs import (
+    PARAMETRIZATIONS,
+    LandscapeConfig,
+    Parametrization,
+    RunResult,
+    plan_runs,
+)
+
+_TITLES = {"naive": "naive", "mup": "muP"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One structure at one width under one parametrization: its losses, by rate and seed.
+
+    Rates are powers of two. A loss is that of training, infinite where the run diverged.
+    """
+
+    parametrization: Parametrization
+    structure: str
+    width: int
+    rates: tuple[int, ...]
+    losses: tuple[tuple[float, ...], ...]
+    accuracies: tuple[tuple[float, ...], ...]
+
+    @property
+    def means(self) -> tuple[float, ...]:
+        """The loss at every rate, averaged over seeds: infinite if a seed diverged."""
+        return tuple(map(fmean, self.losses))
+
+    @property
+    def best(self) -> int | None:
+        """The rate of the lowest mean loss; None if no rate keeps all seeds from diverging."""
+        return _best(self.rates, self.means)
+
+    @property
+    def best_by_seed(self) -> tuple[int | None, ...]:
+        """The best rate of every seed alone."""
+        return tuple(_best(self.rates, column) for column in zip(*self.losses, strict=True))
+
+    @property
+    def interval(self) -> tuple[int, int] | None:
+        """The lowest and the highest of the best rates of single seeds."""
+        known = [rate for rate in self.best_by_seed if rate is not None]
+        return (min(known), max(known)) if known else None
+
+    @property
+    def is_at_edge(self) -> bool:
+        """Whether the best rate is an end of the grid, so that a better one may lie beyond."""
+        return self.best in (self.rates[0], self.rates[-1])
+
+    @property
+    def best_loss(self) -> float:
+        """The mean loss at the best rate."""
+        return min(self.means)
+
+    @property
+    def best_accuracy(self) -> float:
+        """The mean test accuracy at the rate that is best for training."""
+        return 0.0 if self.best is None else fmean(self.accuracies[self.rates.index(self.best)])
+
+    def loss_at(self, rate: int) -> float:
+        """The mean loss at a rate of the grid."""
+        return self.means[self.rates.index(rate)]
+
+
+def _best(rates: Sequence[int], losses: Sequence[float]) -> int | None:
+    """The rate of the lowest loss, of equal ones the lower rate."""
+    loss, rate = min(zip(losses, rates, strict=True))
+    return rate if isfinite(loss) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far the best rate moves, in doublings; low and high are the ends over single seeds.
+
+    where says in which structure, or at which width, it moves most.
+    """
+
+    doublings: int
+    low: int
+    high: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What it costs to use one rate everywhere: the best of the first structure, at the base width.
+
+    Losses are what is added to the best loss of a cell; diverged counts the cells where that rate
+    diverges, though another would not.
+    """
+
+    rate: int
+    mean_loss: float
+    worst_loss: float
+    worst: str
+    diverged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Landscape:
+    """What `landscape` measured, a cell for every structure and width, naive and muP; print it."""
+
+    config: LandscapeConfig
+    cells: tuple[Cell, ...]
+    start_loss: float
+    data: str
+
+    def cells_of(self, parametrization: Parametrization) -> tuple[Cell, ...]:
+        """Those of one parametrization."""
+        return tuple(cell for cell in self.cells if cell.parametrization == parametrization)
+
+    def drift_over_widths(self, parametrization: Parametrization) -> Drift:
+        """How far the best rate of a structure moves as the width grows: the largest such."""
+        return _drift(self.cells_of(parametrization), lambda cell: cell.structure)
+
+    def drift_over_structures(self, parametrization: Parametrization) -> Drift:
+        """How far apart the best rates of structures are at one width: the largest such."""
+        return _drift(self.cells_of(parametrization), lambda cell: f"width {cell.width}")
+
+    def transfer(self, parametrization: Parametrization) -> Transfer | None:
+        """What one rate for all costs; None if the first cell has no best rate."""
+        cells = self.cells_of(parametrization)
+        rate = cells[0].best
+        if rate is None:
+            return None
+        known = [cell for cell in cells if cell.best is not None]
+        extra = {cell: cell.loss_at(rate) - cell.best_loss for cell in known}
+        kept = {cell: loss for cell, loss in extra.items() if isfinite(loss)}
+        worst = max(kept, key=lambda cell: kept[cell])
+        return Transfer(
+            rate=rate,
+            mean_loss=fmean(kept.values()),
+            worst_loss=kept[worst],
+            worst=f"{worst.structure} at width {worst.width}",
+            diverged=len(extra) - len(kept),
+        )
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """What the numbers say, a line for each parametrization and one that compares them."""
+        lines = [_verdict(self, name) for name in PARAMETRIZATIONS]
+        naive, mup = (self.drift_over_widths(name).doublings for name in PARAMETRIZATIONS)
+        word = "less" if mup < naive else "as much" if mup == naive else "more"
+        than = "as" if mup == naive else "than"
+        compared = f"Over widths the best rate moves {word} under muP {than} without"
+        return (*lines, f"{compared}: {_doublings(mup)}, {_doublings(naive)}.")
+
+    def __str__(self) -> str:
+        head = ("", "structure", "width", "best rate", "over seeds", "loss", "test accuracy", "")
+        cells = [_row(cell) for cell in self.cells]
+        return "\n".join([aligned([head, *cells], left=2), "", *self.verdict])
+
+    def as_json(self) -> dict[str, object]:
+        """The settings, all cells and what follows from them, as plain data."""
+        drifts: dict[str, object] = {
+            name: {
+                "over_widths": asdict(self.drift_over_widths(name)),
+                "over_structures": asdict(self.drift_over_structures(name)),
+                "transfer": asdict(t) if (t := self.transfer(name)) else None,
+            }
+            for name in PARAMETRIZATIONS
+        }
+        return {
+            "config": asdict(self.config),
+            "data": self.data,
+            "start_loss": self.start_loss,
+            "verdict": list(self.verdict),
+            **drifts,
+            "cells": [_cell_json(cell) for cell in self.cells],
+        }
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw loss against rate, a column for every structure; .svg, .png or .pdf."""
+        panels = []
+        for name in PARAMETRIZATIONS:
+            cells = self.cells_of(name)
+            for structure in self.config.structures:
+                lines = tuple(_line(cell) for cell in cells if cell.structure == structure)
+                panels.append(LandscapePanel(_TITLES[name], structure, lines, cells[0].best))
+        c = self.config
+        small = f"{self.data}, {c.steps} steps of {c.batch}, Adam, {c.activation}, mean and range "
+        small += f"of {c.seeds} seeds; muP's rate is that of a dense model of width {min(c.widths)}"
+        titles = "Which learning rate is best, by width and structure", small
+        return draw_landscape(
+            panels, ceiling=1.06 * self.start_loss, titles=titles, path=Path(path)
+        )
+
+
+def make_landscape(
+    config: LandscapeConfig, results: Iterable[RunResult], fingerprint: str, name: str
+) -> Landscape:
+    """The landscape of a finished set of runs; results of other settings may be among them."""
+    known = {result.run: result for result in results}
+    runs = plan_runs(config, fingerprint)
+    if missing := [run for run in runs if run not in known]:
+        raise EinlinearError(
+            what=f"{len(missing)} of {len(runs)} runs are missing, the first is {missing[0]}",
+            rule="a landscape is made of all its runs",
+            fix="run them: the same command again does what is missing",
+        )
+    groups: dict[tuple[Parametrization, str, int], dict[int, list[RunResult]]] = {}
+    for run in runs:
+        group = groups.setdefault((run.parametrization, run.structure, run.width), {})
+        group.setdefault(run.rate, []).append(known[run])
+    cells = tuple(
+        Cell(
+            *key,
+            rates=tuple(by_rate),
+            losses=tuple(tuple(r.loss for r in held) for held in by_rate.values()),
+            accuracies=tuple(tuple(r.test_accuracy for r in held) for held in by_rate.values()),
+        )
+        for key, by_rate in groups.items()
+    )
+    start = max(known[run].start_loss for run in runs if run.parametrization == "mup")
+    return Landscape(config, cells, start, name)
+
+
+def _drift(cells: Sequence[Cell], group: Callable[[Cell], str]) -> Drift:
+    """The largest span of best rates inside a group, and the same for every seed alone."""
+    names = list(dict.fromkeys(map(group, cells)))
+    held = {name: [cell for cell in cells if group(cell) == name] for name in names}
+
+    def largest(best: Callable[[Cell], int | None]) -> tuple[int, str]:
+        spans = [(_span(map(best, held[name])), name) for name in names]
+        return max(spans, key=lambda pair: pair[0])
+
+    doublings, where = largest(lambda cell: cell.best)
+    seeds = range(len(cells[0].best_by_seed))
+    alone = [largest(lambda cell, seed=seed: cell.best_by_seed[seed])[0] for seed in seeds]  # type: ignore[misc]
+    return Drift(doublings, min(alone), max(alone), where)
+
+
+def _span(rates: Iterable[int | None]) -> int:
+    known = [rate for rate in rates if rate is not None]
+    return max(known) - min(known) if known else 0
+
+
+def _verdict(result: Landscape, name: Parametrization) -> str:
+    widths, structures = result.drift_over_widths(name), result.drift_over_structures(name)
+    largest = max(widths.doublings, structures.doublings)
+    word = (
+        "does not transfer" if largest > 2 else "nearly transfers" if largest > 1 else "transfers"
+    )
+    text = (
+        f"{_TITLES[name]}: the rate {word}. Its best moves by at most {_seeds(widths)} over widths "
+        f"({widths.where}), by {_seeds(structures)} across structures ({structures.where})."
+    )
+    if transfer := result.transfer(name):
+        text += (
+            f" One rate for all, 2^{transfer.rate}, costs {transfer.mean_loss:.3f} of loss on "
+            f"average, {transfer.worst_loss:.3f} at worst ({transfer.worst})"
+        )
+        text += f", and diverges in {transfer.diverged} cells." if transfer.diverged else "."
+    cells = result.cells_of(name)
+    edges = sum(cell.is_at_edge for cell in cells)
+    if edges:
+        text += f" {edges} of {len(cells)} best rates are ends of the grid: they may move further."
+    if lost := sum(cell.best is None for cell in cells):
+        text += f" In {lost} cells every rate diverges."
+    return text
+
+
+def _doublings(count: int) -> str:
+    return f"{count} doubling{'' if count == 1 else 's'}"
+
+
+def _seeds(drift: Drift) -> str:
+    return f"{_doublings(drift.doublings)} ({drift.low} to {drift.high} in single seeds)"
+
+
+def _row(cell: Cell) -> tuple[str, ...]:
+    low, high = cell.interval or ("-", "-")
+    return (
+        _TITLES[cell.parametrization],
+        cell.structure,
+        str(cell.width),
+        "-" if cell.best is None else f"2^{cell.best}",
+        f"{low} to {high}" if cell.interval else "-",
+        f"{cell.best_loss:.3f}",
+        f"{cell.best_accuracy:.1%}",
+        "end of grid" if cell.is_at_edge else "all diverge" if cell.best is None else "",
+    )
+
+
+def _line(cell: Cell) -> Line:
+    return Line(
+        width=cell.width,
+        rates=cell.rates,
+        means=cell.means,
+        lows=tuple(map(min, cell.losses)),
+        highs=tuple(map(max, cell.losses)),
+        best=cell.best,
+    )
+
+
+def _cell_json(cell: Cell) -> dict[str, object]:
+    losses = [[loss if loss < inf else None for loss in seeds] for seeds in cell.losses]
+    derived = {
+        "best": cell.best,
+        "interval": cell.interval,
+        "is_at_edge": cell.is_at_edge,
+        "best_loss": cell.best_loss if cell.best_loss < inf else None,
+        "best_accuracy": cell.best_accuracy,
+    }
+    return asdict(cell) | {"losses": losses} | derived

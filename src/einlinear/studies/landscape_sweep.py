@@ -1,0 +1,177 @@
+"""landscape: all runs of a landscape in processes of one thread, resumed where they stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+import torch
+
+from einlinear.errors import EinlinearError
+from einlinear.structures.values import whole_number
+from einlinear.studies.images import Images, load_images
+from einlinear.studies.landscape import Landscape, make_landscape
+from einlinear.studies.landscape_runs import LandscapeConfig, Run, RunResult, cost, plan_runs
+from einlinear.studies.landscape_train import TensorImages, train_run
+
+RESULTS = "landscape.jsonl"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a landscape is: runs that are done, and the share of the work in them."""
+
+    done: int
+    total: int
+    share: float
+
+
+def landscape(
+    config: LandscapeConfig,
+    *,
+    out: str | Path,
+    data: str | Path | None = None,
+    processes: int = 2,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Landscape:
+    """Train perceptrons over widths, rates, structures and seeds, naively and under muP.
+
+    Every result is a line of out/landscape.jsonl as soon as it is there. The same call again does
+    only the runs that are missing. A script that calls this must guard its own work with
+    `if __name__ == "__main__":`, because the processes import it. Ref: [P24 §4].
+
+    Args:
+        config: what to run.
+        out: folder of landscape.jsonl.
+        data: an .npz file of images, see `load_images`; the patches of the package unless given.
+        processes: how many runs at once, on one thread each.
+        on_progress: called at the start and after every run.
+    """
+    processes = whole_number(processes, "processes", 1)
+    images = load_images(data, config.pool)
+    runs = plan_runs(config, images.fingerprint)
+    costs = {run: cost(run, images.train_x.shape[1]) for run in runs}
+    with _opened(Path(out) / RESULTS) as (file, held):
+        known = {run: result for run, result in held.items() if run in costs}
+        missing = sorted((run for run in runs if run not in known), key=lambda run: -costs[run])
+        total = sum(costs.values())
+
+        def report() -> None:
+            share = sum(costs[run] for run in known) / total
+            on_progress(Progress(len(known), len(runs), share))
+
+        report()
+        for result in _results(missing, images, processes):
+            _append(file, result)
+            known[result.run] = result
+            report()
+    return make_landscape(config, known.values(), images.fingerprint, images.name)
+
+
+def read_results(path: Path) -> dict[Run, RunResult]:
+    """The results in a file, by run; a last line that was cut off is left out."""
+    results = {}
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            held = json.loads(line)
+            if held["schema"] != _SCHEMA:
+                raise ValueError(f"its schema is {held['schema']}, not {_SCHEMA}")
+            result = RunResult(run=Run(**held["run"]), **held["result"])
+            results[result.run] = result
+        except (ValueError, KeyError, TypeError) as error:
+            raise EinlinearError(
+                what=f"cannot read line {number} of {path}: {error}",
+                rule="every line is one result, as einlinear landscape writes it",
+                fix="delete that line, and its run is done again; or choose another folder",
+            ) from error
+    return results
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], dict[Run, RunResult]]]:
+    """The file of results, to append to, and what is in it; a cut last line is removed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        raise EinlinearError(
+            what=f"cannot write {path}: {error.strerror or error}",
+            rule="the output goes to a file in a folder that can be written",
+            fix="choose another path, or make room and check its permissions",
+        ) from error
+    with file:
+        results = read_results(path)
+        file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        yield file, results
+
+
+def _append(file: IO[bytes], result: RunResult) -> None:
+    """One line, on the disk before the next run is reported."""
+    held = asdict(result)
+    run = held.pop("run")
+    file.write(json.dumps({"schema": _SCHEMA, "run": run, "result": held}).encode() + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _results(runs: Sequence[Run], images: Images, processes: int) -> Iterator[RunResult]:
+    """The results as they finish."""
+    if not runs:
+        return
+    context = get_context("spawn")
+    # Workers hold one end: they leave as soon as the other is closed, be it by the death of this
+    # process, so that none is left behind.
+    reader, writer = context.Pipe(duplex=False)
+    count = min(processes, len(runs))
+    pool = ProcessPoolExecutor(count, context, _prepare, (reader, images))
+    try:
+        for future in as_completed([pool.submit(_work, run) for run in runs]):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise EinlinearError(
+            what="a process that trains ended before its time",
+            rule="a run needs memory for its data, its weights and their gradients",
+            fix="give the same command again with fewer processes; what is done is kept",
+        ) from error
+    except BaseException:
+        writer.close()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        writer.close()
+        reader.close()
+
+
+_images: list[TensorImages] = []  # of a worker, set once at its start
+
+
+def _prepare(reader: Connection, images: Images) -> None:
+    """Make a process a worker: one thread, no interest in Ctrl-C, the data as tensors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_leave, args=(reader,), daemon=True).start()
+    torch.set_num_threads(1)
+    _images.append(TensorImages.of(images))
+
+
+def _leave(reader: Connection) -> None:
+    try:
+        reader.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _work(run: Run) -> RunResult:
+    return train_run(run, _images[0])
