@@ -100,15 +100,24 @@ class Drift:
 class Transfer:
     """What it costs to use one rate everywhere: the best of the first structure, at the base width.
 
-    Losses are what is added to the best loss of a cell; diverged counts the cells where that rate
-    diverges, though another would not.
+    Losses are what is added to the best loss of a cell; worst_share is the most that is added, as
+    a share of that loss; diverged counts the cells where that rate diverges, though another would
+    not.
     """
 
     rate: int
     mean_loss: float
     worst_loss: float
+    worst_share: float
     worst: str
     diverged: int
+
+    @property
+    def word(self) -> str:
+        """Whether one rate is enough: it costs at most 2 % of a loss, at most 5 %, or more."""
+        if self.diverged or self.worst_share > 0.05:
+            return "does not transfer"
+        return "transfers" if self.worst_share <= 0.02 else "nearly transfers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +150,12 @@ class Landscape:
         known = [cell for cell in cells if cell.best is not None]
         extra = {cell: cell.loss_at(rate) - cell.best_loss for cell in known}
         kept = {cell: loss for cell, loss in extra.items() if isfinite(loss)}
-        worst = max(kept, key=lambda cell: kept[cell])
+        worst = max(kept, key=lambda cell: kept[cell] / cell.best_loss)
         return Transfer(
             rate=rate,
             mean_loss=fmean(kept.values()),
             worst_loss=kept[worst],
+            worst_share=kept[worst] / worst.best_loss,
             worst=f"{worst.structure} at width {worst.width}",
             diverged=len(extra) - len(kept),
         )
@@ -194,7 +204,8 @@ class Landscape:
                 panels.append(LandscapePanel(_TITLES[name], structure, lines, cells[0].best))
         c = self.config
         small = f"{self.data}, {c.steps} steps of {c.batch}, Adam, {c.activation}, mean and range "
-        small += f"of {c.seeds} seeds; muP's rate is that of a dense model of width {min(c.widths)}"
+        small += f"of {c.seeds} seeds. Under muP the rate is that of a dense model of width "
+        small += f"{min(c.widths)}, from which those of all factors follow."
         titles = "Which learning rate is best, by width and structure", small
         return draw_landscape(
             panels, ceiling=1.06 * self.start_loss, titles=titles, path=Path(path)
@@ -252,23 +263,22 @@ def _span(rates: Iterable[int | None]) -> int:
 
 def _verdict(result: Landscape, name: Parametrization) -> str:
     widths, structures = result.drift_over_widths(name), result.drift_over_structures(name)
-    largest = max(widths.doublings, structures.doublings)
-    word = (
-        "does not transfer" if largest > 2 else "nearly transfers" if largest > 1 else "transfers"
-    )
-    text = (
-        f"{_TITLES[name]}: the rate {word}. Its best moves by at most {_seeds(widths)} over widths "
-        f"({widths.where}), by {_seeds(structures)} across structures ({structures.where})."
-    )
-    if transfer := result.transfer(name):
-        text += (
-            f" One rate for all, 2^{transfer.rate}, costs {transfer.mean_loss:.3f} of loss on "
-            f"average, {transfer.worst_loss:.3f} at worst ({transfer.worst})"
+    title, transfer = _TITLES[name], result.transfer(name)
+    if transfer is None:
+        text = f"{title}: every rate of the first structure diverges at the smallest width."
+    else:
+        text = (
+            f"{title}: the rate {transfer.word}. One rate for all, 2^{transfer.rate}, costs "
+            f"{transfer.mean_loss:.3f} of loss on average, {transfer.worst_loss:.3f} or "
+            f"{transfer.worst_share:.1%} at worst ({transfer.worst})"
         )
         text += f", and diverges in {transfer.diverged} cells." if transfer.diverged else "."
+    text += (
+        f" The best rate moves by at most {_seeds(widths)} over widths ({widths.where}), by "
+        f"{_seeds(structures)} across structures ({structures.where})."
+    )
     cells = result.cells_of(name)
-    edges = sum(cell.is_at_edge for cell in cells)
-    if edges:
+    if edges := sum(cell.is_at_edge for cell in cells):
         text += f" {edges} of {len(cells)} best rates are ends of the grid: they may move further."
     if lost := sum(cell.best is None for cell in cells):
         text += f" In {lost} cells every rate diverges."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from einlinear.errors import EinlinearError
@@ -54,8 +55,8 @@ def draw_landscape(
             fix='pip install "einlinear[plot]"',
         ) from error
     rows, columns = (list(dict.fromkeys(names)) for names in _names(panels))
-    size = (2.15 * len(columns) + 1.3, 2.35 * len(rows) + 1.6)
-    figure = Figure(figsize=(max(size[0], 6.5), size[1]), facecolor="white")
+    size = max(2.15 * len(columns) + 1.2, 7.5), 2.2 * len(rows) + 2.15
+    figure = Figure(figsize=size, facecolor="white")
     grid = figure.subplots(len(rows), len(columns), sharex="row", sharey=True, squeeze=False)
     left, right, top, bottom = _margins(figure)
     figure.subplots_adjust(left, bottom, right, top, wspace=0.09, hspace=0.2)
@@ -67,8 +68,9 @@ def draw_landscape(
         if place[0] == 0:
             axes.set_title(_wrapped(panel.column), fontsize=9, color=_INK, pad=6)
         if place[1] == 0:
-            axes.set_ylabel(f"{panel.row}\ntraining loss", fontsize=9, color=_INK)
-    _legend(figure, panels, (left, right), titles)
+            _name_row(axes, panel.row)
+    _write_titles(figure, titles, left)
+    _legend(figure, panels, (left + right) / 2)
     _save(figure, path, rc_context)
     return path
 
@@ -80,7 +82,7 @@ def _names(panels: Sequence[LandscapePanel]) -> tuple[list[str], list[str]]:
 def _margins(figure: Any) -> tuple[float, float, float, float]:
     """The frame of the panels: left, right, top, bottom; the same in inches at every size."""
     width, height = figure.get_size_inches()
-    return 0.75 / width, 1 - 0.15 / width, 1 - 1.25 / height, 0.55 / height
+    return 0.95 / width, 1 - 0.2 / width, 1 - 1.3 / height, 0.85 / height
 
 
 def _limits(panels: Sequence[LandscapePanel], ceiling: float) -> tuple[float, float]:
@@ -131,19 +133,27 @@ def _colors(count: int) -> list[Any]:
     return [scale(0.12 + 0.83 * i / max(1, count - 1)) for i in range(count)]
 
 
-def _legend(
-    figure: Any,
-    panels: Sequence[LandscapePanel],
-    sides: tuple[float, float],
-    titles: tuple[str, str],
-) -> None:
+def _name_row(axes: Any, name: str) -> None:
+    axes.set_ylabel("training loss", fontsize=8.5, color=_GRAY)
+    style: Any = {"fontsize": 11, "weight": "bold", "color": _INK, "rotation": 90}
+    place: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axes.annotate(name, (0, 0.5), (-50, 0), **place, **style, ha="center", va="center")
+
+
+def _write_titles(figure: Any, titles: tuple[str, str], left: float) -> None:
+    width, height = figure.get_size_inches()
+    figure.text(left, 1 - 0.32 / height, titles[0], fontsize=13, color=_INK, weight="bold")
+    small = fill(titles[1], int(14 * width))
+    figure.text(left, 1 - 0.45 / height, small, fontsize=8.5, color=_GRAY, va="top")
+
+
+def _legend(figure: Any, panels: Sequence[LandscapePanel], middle: float) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     height = figure.get_size_inches()[1]
-    left, right = sides
-    figure.text(left, 1 - 0.3 / height, titles[0], fontsize=12, color=_INK, weight="bold")
-    figure.text(left, 1 - 0.53 / height, titles[1], fontsize=8.5, color=_GRAY)
+    style: Any = {"fontsize": 8.5, "color": _GRAY, "ha": "center"}
+    figure.text(middle, 0.46 / height, "learning rate", **style)
     widths = [line.width for line in panels[0].lines]
     handles: list[Any] = [
         Line2D([], [], color=color, linewidth=2, label=str(width))
@@ -160,7 +170,7 @@ def _legend(
     figure.legend(
         handles=handles,
         loc="lower center",
-        bbox_to_anchor=((left + right) / 2, 0.02 / height),
+        bbox_to_anchor=(middle, 0.06 / height),
         ncols=len(handles),
         frameon=False,
         fontsize=8,

@@ -1,0 +1,275 @@
+"""The analysis of a landscape, on tables made by hand."""
+
+import json
+import math
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from einlinear import EinlinearError, LandscapeConfig
+from einlinear.studies.landscape import Cell, make_landscape
+from einlinear.studies.landscape_runs import RunResult, cost, plan_runs
+
+SMALL = LandscapeConfig(
+    structures=("dense", "btt"), widths=(16, 64, 256), rates=(-10, -4), seeds=2, steps=10
+)
+
+
+def landscape(loss, config=SMALL):
+    """The landscape in which every run ends with the loss that a function of it gives."""
+    results = []
+    for run in plan_runs(config, "data"):
+        value = loss(run)
+        ends = None if math.isinf(value) else value
+        results.append(RunResult(run, 2.3, ends, ends, 0.5, run.steps, 1.0))
+    return make_landscape(config, results, "data", "a table")
+
+
+def valley(bottom):
+    """Losses that grow with the distance from a rate."""
+    return lambda run: 1.0 + 0.1 * abs(run.rate - bottom(run))
+
+
+def transferring(run):
+    return -7
+
+
+def drifting(run):
+    """Naive: down by one for every doubling of twice the width; btt one above dense."""
+    if run.parametrization == "mup":
+        return -7
+    return {16: -5, 64: -7, 256: -9}[run.width] + (run.structure == "btt")
+
+
+def test_the_best_rates_of_a_table():
+    result = landscape(valley(drifting))
+    best = {(c.parametrization, c.structure, c.width): c.best for c in result.cells}
+    assert best["naive", "dense", 16] == -5
+    assert best["naive", "btt", 256] == -8
+    assert {rate for key, rate in best.items() if key[0] == "mup"} == {-7}
+    assert len(best) == len(result.cells) == 12
+
+
+def test_the_drift_of_a_table():
+    result = landscape(valley(drifting))
+    widths, structures = result.drift_over_widths("naive"), result.drift_over_structures("naive")
+    assert (widths.doublings, widths.low, widths.high, widths.where) == (4, 4, 4, "dense")
+    assert (structures.doublings, structures.where) == (1, "width 16")
+    assert result.drift_over_widths("mup").doublings == 0
+    transfer = result.transfer("naive")
+    # One rate for all, -5: dense is 0, 2, 4 from its best, btt 1, 1, 3, each worth 0.1.
+    assert transfer.rate == -5
+    assert transfer.mean_loss == pytest.approx(0.1 * (0 + 2 + 4 + 1 + 1 + 3) / 6)
+    assert transfer.worst_loss == pytest.approx(0.4)
+    assert transfer.worst == "dense at width 256"
+
+
+def test_the_verdict_in_words():
+    naive, mup, compared = landscape(valley(drifting)).verdict
+    assert naive.startswith(
+        "naive: the rate does not transfer. One rate for all, 2^-5, costs 0.183 of loss on "
+        "average, 0.400 or 40.0% at worst (dense at width 256). The best rate moves by at most "
+        "4 doublings (4 to 4 in single seeds) over widths (dense), by 1 doubling (1 to 1 in "
+        "single seeds) across structures (width 16)."
+    )
+    assert mup.startswith("muP: the rate transfers. One rate for all, 2^-7, costs 0.000")
+    assert "moves by at most 0 doublings" in mup
+    assert compared.endswith("moves less under muP than without: 0 doublings, 4 doublings.")
+
+
+@pytest.mark.parametrize(
+    ("extra", "word"),
+    [
+        (0.019, "the rate transfers"),
+        (0.021, "the rate nearly transfers"),
+        (0.049, "the rate nearly transfers"),
+        (0.051, "the rate does not transfer"),
+    ],
+)
+def test_words_follow_the_numbers(extra, word):
+    """At width 256 the rate -7, best elsewhere, costs this share of a loss of 1."""
+
+    def loss(run):
+        if run.width < 256:
+            return 1 + 0.1 * abs(run.rate + 7)
+        return {-7: 1 + extra, -6: 1.0}.get(run.rate, 2.0)
+
+    naive, mup, last = landscape(loss).verdict
+    assert word in naive
+    assert word in mup
+    assert "as much under muP as without: 1 doubling, 1 doubling." in last
+
+
+def test_mup_that_drifts_more_is_said_to():
+    flipped = {"mup": "naive", "naive": "mup"}
+
+    def bottom(run):
+        return -7 if flipped[run.parametrization] == "mup" else {16: -5, 64: -7, 256: -9}[run.width]
+
+    assert "moves more under muP than without: 4" in landscape(valley(bottom)).verdict[-1]
+
+
+def test_seeds_give_the_interval():
+    result = landscape(lambda run: 1.0 + 0.1 * abs(run.rate + 7 - 2 * run.seed) + 0.01 * run.rate)
+    cell = result.cells[0]
+    assert cell.best_by_seed == (-7, -5)
+    assert cell.interval == (-7, -5)
+    assert cell.best == -7  # equal sums from -7 to -5, and the slope decides
+    assert result.drift_over_widths("mup").doublings == 0
+
+
+def test_a_rate_at_which_one_seed_diverges_is_not_the_best():
+    def loss(run):
+        return math.inf if run.rate == -6 and run.seed == 1 else 1 + abs(run.rate + 6)
+
+    cell = landscape(loss).cells[0]
+    assert cell.best in (-7, -5)
+    assert cell.best_by_seed[0] == -6
+    assert cell.means[cell.rates.index(-6)] == math.inf
+
+
+def test_losses_above_the_start_are_divergence():
+    run = plan_runs(SMALL, "data")[0]
+    assert not RunResult(run, 2.3, 2.5, 2.5, 0.1, 10, 1.0).diverged
+    assert RunResult(run, 2.3, 2.6, 2.6, 0.1, 10, 1.0).loss == math.inf
+    assert RunResult(run, 2.3, None, None, 0.1, 10, 1.0).diverged
+    assert RunResult(run, 2.3, 2.0, 2.0, 0.1, 9, 1.0).diverged
+
+
+def test_what_diverges_everywhere_has_no_best_rate():
+    result = landscape(lambda run: math.inf if run.structure == "btt" else 1 + abs(run.rate + 7))
+    cell = next(c for c in result.cells if c.structure == "btt")
+    assert (cell.best, cell.interval, cell.is_at_edge) == (None, None, False)
+    assert "In 3 cells every rate diverges." in result.verdict[0]
+    assert "all diverge" in str(result)
+    assert json.loads(json.dumps(result.as_json(), allow_nan=False))
+    nothing = landscape(lambda run: math.inf)
+    assert nothing.transfer("mup") is None
+    assert "every rate of the first structure diverges" in nothing.verdict[1]
+    assert nothing.drift_over_widths("mup").doublings == 0
+
+
+def test_the_transferred_rate_may_diverge_elsewhere():
+    def loss(run):
+        return math.inf if run.width == 256 and run.rate > -8 else 1 + abs(run.rate + 7)
+
+    result = landscape(loss)
+    assert result.transfer("mup").diverged == 2
+    assert result.verdict[1].startswith("muP: the rate does not transfer.")
+    assert "diverges in 2 cells" in result.verdict[1]
+
+
+def test_ends_of_the_grid_are_named():
+    result = landscape(valley(lambda run: -4))
+    assert all(cell.is_at_edge for cell in result.cells)
+    assert "6 of 6 best rates are ends of the grid" in result.verdict[0]
+    assert "end of grid" in str(result)
+    assert "ends of the grid" not in landscape(valley(transferring)).verdict[0]
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(0.1, 9) | st.just(math.inf), min_size=2, max_size=2),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_no_rate_beats_the_best(losses):
+    rates = tuple(range(-9, -9 + len(losses)))
+    accuracies = tuple((0.5, 0.5) for _ in losses)
+    cell = Cell("mup", "dense", 64, rates, tuple(map(tuple, losses)), accuracies)
+    sums = {rate: sum(pair) for rate, pair in zip(rates, losses, strict=True)}
+    if cell.best is None:
+        assert min(sums.values()) == math.inf
+    else:
+        assert sums[cell.best] <= min(sums.values()) * (1 + 1e-12)
+        assert cell.loss_at(cell.best) == cell.best_loss
+    if cell.interval:
+        low, high = cell.interval
+        assert low <= high
+        assert {low, high} <= set(cell.best_by_seed)
+
+
+@given(st.integers(-3, 3), st.integers(-3, 3))
+def test_a_shift_of_the_valley_is_the_drift(wide, btt):
+    def bottom(run):
+        return -7 + wide * (run.width == 256) + btt * (run.structure == "btt") * (run.width == 16)
+
+    result = landscape(valley(bottom))
+    assert result.drift_over_structures("mup").doublings == abs(btt)
+    assert result.drift_over_widths("mup").doublings == max(
+        abs(wide), max(0, btt, wide) - min(0, btt, wide)
+    )
+
+
+def test_runs_are_all_combinations():
+    config = LandscapeConfig(structures=("btt",), widths=(64, 16), naive_rates=(-9, -9), seeds=2)
+    runs = plan_runs(config, "data")
+    assert len(runs) == len(set(runs)) == 2 * 2 + 2 * 9 * 2
+    assert {run.base_width for run in runs if run.parametrization == "mup"} == {16}
+    assert {run.base_width for run in runs if run.parametrization == "naive"} == {None}
+    assert {run.rate for run in runs if run.parametrization == "naive"} == {-9}
+    wide, narrow = (cost(next(r for r in runs if r.width == w), 100) for w in (64, 16))
+    assert wide > narrow
+
+
+def test_a_table_with_holes_is_refused():
+    runs = plan_runs(SMALL, "data")
+    results = [RunResult(run, 2.3, 1.0, 1.0, 0.5, 10, 1.0) for run in runs]
+    with pytest.raises(EinlinearError, match="1 of 168 runs are missing"):
+        make_landscape(SMALL, results[1:], "data", "a table")
+    with pytest.raises(EinlinearError, match="168 of 168 runs are missing"):
+        make_landscape(SMALL, results, "other data", "a table")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"structures": ()}, r"structures are \[\]"),
+        ({"structures": ("btt", "btt")}, "each once"),
+        ({"structures": ("bttt",)}, "no structure named 'bttt'"),
+        ({"widths": ()}, r"widths are \[\]"),
+        ({"widths": (64, 0)}, "input width is 0"),
+        ({"rates": (-4, -9)}, r"rates are \[-4, -9\]"),
+        ({"rates": (-99, -9)}, "an end of rates is -99"),
+        ({"naive_rates": (0, -1)}, r"naive_rates are \[0, -1\]"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"steps": 9}, "steps is 9"),
+        ({"batch": 0}, "batch is 0"),
+        ({"pool": 0}, "pool is 0"),
+        ({"activation": "tanh"}, "activation is 'tanh'"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(EinlinearError, match=message):
+        LandscapeConfig(**options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what matplotlib imports
+def test_the_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = landscape(
+        lambda run: math.inf if run.rate == -4 else 1.2 + 0.1 * abs(run.rate - drifting(run))
+    )
+    svg = result.plot(tmp_path / "folder" / "landscape.svg").read_bytes()
+    text = svg.decode()
+    for word in ("dense", "btt", "naive", "muP", "learning rate", "width 16", "256", "a table"):
+        assert word in text, word
+    root = ElementTree.fromstring(svg)
+    assert len([g for g in root.iter() if g.get("id", "").startswith("axes_")]) == 4
+    # A line, a band and a dot for each of three widths in each of four panels.
+    marked = [g.get("id", "") for g in root.iter()]
+    assert sum(name.startswith("FillBetween") for name in marked) == 12
+    assert result.plot(tmp_path / "again.svg").read_bytes() == svg
+    assert result.plot(tmp_path / "landscape.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(EinlinearError, match="ending of the file"):
+        result.plot(tmp_path / "landscape.xyz")
+    landscape(lambda run: math.inf).plot(tmp_path / "nothing.svg")
+
+
+def test_pictures_without_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(EinlinearError, match="need matplotlib"):
+        landscape(valley(transferring)).plot(tmp_path / "landscape.svg")
