@@ -203,9 +203,10 @@ class Landscape:
                 lines = tuple(_line(cell) for cell in cells if cell.structure == structure)
                 panels.append(LandscapePanel(_TITLES[name], structure, lines, cells[0].best))
         c = self.config
-        small = f"{self.data}, {c.steps} steps of {c.batch}, Adam, {c.activation}, mean and range "
-        small += f"of {c.seeds} seeds. Under muP the rate is that of a dense model of width "
-        small += f"{min(c.widths)}, from which those of all factors follow."
+        seeds = f"mean and range of {c.seeds} seeds" if c.seeds > 1 else "one seed"
+        small = f"{self.data}, {c.steps} steps of {c.batch}, Adam, {c.activation}, {seeds}. "
+        small += f"Under muP the rate is that of a dense model of width {min(c.widths)}, "
+        small += "from which those of all factors follow."
         titles = "Which learning rate is best, by width and structure", small
         return draw_landscape(
             panels, ceiling=1.06 * self.start_loss, titles=titles, path=Path(path)
