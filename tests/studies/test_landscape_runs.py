@@ -126,6 +126,24 @@ def test_a_killed_landscape_goes_on_where_it_was(whole, tmp_path):
     assert json.loads(json.dumps(result.as_json())) == held
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by /proc")
+def test_a_worker_that_dies_is_an_error_and_loses_nothing(tmp_path):
+    file = tmp_path / "landscape.jsonl"
+    command = [sys.executable, "-m", "einlinear", "landscape", "--out", str(tmp_path), *OPTIONS]
+    command += ["--steps", "400"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: file.exists() and b"\n" in file.read_bytes())
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children(process.pid)}
+    (worker,) = [pid for pid, line in lines.items() if "spawn_main" in line]
+    os.kill(worker, signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "a process that trains ended before its time" in error
+    assert read_results(file)
+
+
 def test_other_settings_share_the_folder(whole):
     fewer = replace(CONFIG, structures=("btt",))
     result = el.landscape(fewer, out=whole)  # all of these are there

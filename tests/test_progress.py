@@ -1,0 +1,37 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from einlinear import progress
+from einlinear.studies.landscape_sweep import Progress
+
+
+def test_a_bar_in_a_terminal():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    with progress.progress_bar(console, "runs") as show:
+        show(Progress(0, 7, 0.0))
+        show(Progress(7, 7, 1.0))
+    assert "7 of 7 runs" in file.getvalue()
+
+
+def test_lines_in_a_log(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    with progress.progress_bar(Console(file=io.StringIO()), "runs") as show:
+        for seconds, done, share in ((0, 4, 0.2), (5, 5, 0.3), (20, 6, 0.4), (60, 10, 1.0)):
+            now[0] = 100.0 + seconds
+            show(Progress(done, 10, share))
+    # In 20 seconds a fifth of the work was done, 0.2 to 0.4: the rest, 0.6, takes 60.
+    assert capsys.readouterr().err.splitlines() == [
+        "4 of 10 runs, 0 s",
+        "6 of 10 runs, 20 s, about 60 s left",
+        "10 of 10 runs, 60 s",
+    ]
+
+
+def test_an_error_passes_through(capsys):
+    with pytest.raises(ZeroDivisionError):
+        with progress.progress_bar(Console(file=io.StringIO()), "runs"):
+            _ = 1 / 0
