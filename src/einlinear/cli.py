@@ -178,8 +178,10 @@ def landscape(
     """
     from einlinear.bench import machine_facts  # torch takes a while to load
     from einlinear.progress import progress_bar
+    from einlinear.studies.landscape_plot import check_matplotlib
     from einlinear.studies.landscape_sweep import landscape as run_landscape
 
+    check_matplotlib()  # now rather than after all runs
     with progress_bar(_console(), "runs") as show:
         result = run_landscape(config, out=out, data=data, processes=processes, on_progress=show)
     print(result)

@@ -53,6 +53,7 @@ def numbers(folder):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder of a run of the command that nothing disturbed."""
+    pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("whole")
     main(["landscape", "--out", str(folder), *OPTIONS])
     return folder
@@ -142,6 +143,14 @@ def test_a_worker_that_dies_is_an_error_and_loses_nothing(tmp_path):
     assert process.returncode == 2
     assert "a process that trains ended before its time" in error
     assert read_results(file)
+
+
+def test_without_matplotlib_nothing_is_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit):
+        main(["landscape", "--out", str(tmp_path), *OPTIONS])
+    assert "need matplotlib" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_settings_share_the_folder(whole):

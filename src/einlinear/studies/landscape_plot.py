@@ -38,6 +38,18 @@ class LandscapePanel:
     reference: int | None
 
 
+def check_matplotlib() -> None:
+    """Refuse to go on where pictures cannot be drawn."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise EinlinearError(
+            what="plots need matplotlib, which is not installed",
+            rule="plotting is an extra of the package",
+            fix='pip install "einlinear[plot]"',
+        ) from error
+
+
 def draw_landscape(
     panels: Sequence[LandscapePanel], *, ceiling: float, titles: tuple[str, str], path: Path
 ) -> Path:
@@ -45,17 +57,13 @@ def draw_landscape(
 
     titles are the headline and a line of smaller print below it.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise EinlinearError(
-            what="plots need matplotlib, which is not installed",
-            rule="plotting is an extra of the package",
-            fix='pip install "einlinear[plot]"',
-        ) from error
+    check_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     rows, columns = (list(dict.fromkeys(names)) for names in _names(panels))
-    size = max(2.15 * len(columns) + 1.2, 7.5), 2.2 * len(rows) + 2.15
+    legend = 6.0 + 0.6 * len(panels[0].lines)
+    size = max(2.15 * len(columns) + 1.2, legend), 2.2 * len(rows) + 2.15
     figure = Figure(figsize=size, facecolor="white")
     grid = figure.subplots(len(rows), len(columns), sharex="row", sharey=True, squeeze=False)
     left, right, top, bottom = _margins(figure)
