@@ -208,6 +208,7 @@ def test_runs_are_all_combinations():
     config = LandscapeConfig(structures=("btt",), widths=(64, 16), naive_rates=(-9, -9), seeds=2)
     runs = plan_runs(config, "data")
     assert len(runs) == len(set(runs)) == 2 * 2 + 2 * 9 * 2
+    assert [run.width for run in runs[:4]] == [16, 16, 64, 64]
     assert {run.base_width for run in runs if run.parametrization == "mup"} == {16}
     assert {run.base_width for run in runs if run.parametrization == "naive"} == {None}
     assert {run.rate for run in runs if run.parametrization == "naive"} == {-9}

@@ -34,8 +34,8 @@ class LandscapeConfig:
         batch: images in a step.
         pool: side of the squares of pixels that are averaged to one.
         activation: between the layers.
-        weight_norm: whether the inner layers normalise their factors; it hides rates that are too
-            high, so it is off.
+        weight_norm: whether the inner layers normalise their factors; it forgives high rates, so
+            it is off.
     """
 
     structures: tuple[str, ...] = (
@@ -149,7 +149,7 @@ class RunResult:
 
 
 def plan_runs(config: LandscapeConfig, data: str) -> tuple[Run, ...]:
-    """All runs of a landscape on the data of this fingerprint."""
+    """All runs of a landscape on the data of this fingerprint; widths from narrow to wide."""
     return tuple(
         Run(
             parametrization=parametrization,
@@ -165,7 +165,7 @@ def plan_runs(config: LandscapeConfig, data: str) -> tuple[Run, ...]:
             data=data,
         )
         for parametrization in PARAMETRIZATIONS
-        for structure, width in product(config.structures, config.widths)
+        for structure, width in product(config.structures, sorted(config.widths))
         for rate in config.exponents(parametrization)
         for seed in range(config.seeds)
     )
