@@ -34,8 +34,7 @@ class LandscapeConfig:
         batch: images in a step.
         pool: side of the squares of pixels that are averaged to one.
         activation: between the layers.
-        weight_norm: whether the inner layers normalise their factors; it forgives high rates, so
-            it is off.
+        weight_norm: whether the inner layers normalise their factors.
     """
 
     structures: tuple[str, ...] = (
