@@ -1,7 +1,9 @@
 """Weight normalisation inside the engine, and calls that are prepared once."""
 
 import copy
+import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -47,7 +49,7 @@ def reference(layer, x):
 
 
 def is_inside(y):
-    return y.grad_fn.name() == "_NormalisedBackward"
+    return y.grad_fn.name() == "_DirectBackward"
 
 
 @pytest.mark.parametrize("structure", [*STRUCTURES.values(), "btt(num_factors=3)"], ids=str)
@@ -142,12 +144,11 @@ def test_a_gradient_that_torch_watches():
         torch.testing.assert_close(a, b)
 
 
-def test_bfloat16_and_no_normalisation_take_the_usual_way():
-    half = make(dtype=torch.bfloat16)
-    plain = make(weight_norm=False)
-    for layer in (half, plain):
-        y = layer(torch.randn(4, 48, dtype=layer.A.dtype))
-        assert not is_inside(y)
+def test_bfloat16_is_normalised_before():
+    half, plain = make(dtype=torch.bfloat16), make(dtype=torch.bfloat16, weight_norm=False)
+    x = torch.randn(4, 48, dtype=torch.bfloat16)
+    assert not is_inside(half(x))
+    assert is_inside(plain(x))
 
 
 # ---- the prepared call ----
@@ -236,3 +237,87 @@ def test_a_wrong_shape_is_refused_before_memory_is_read():
         for bad in (x[:, :-1], x.float(), torch.tensor(1.0, dtype=torch.float64)):
             with pytest.raises(el.EinlinearError, match="the input has shape"):
                 layer(bad)
+
+
+def test_a_prepared_call_does_not_outlive_its_dtype():
+    """The allocator may hand the old address to weights of another dtype."""
+    for _ in range(50):
+        layer = EinsumLinear(16, 16, bias=False, structure="dense")
+        with torch.no_grad():
+            layer(torch.randn(4, 16))
+            layer.half().bfloat16()
+            x = torch.randn(4, 16).bfloat16()
+            torch.testing.assert_close(layer(x), x @ layer.to_dense().t(), atol=0.1, rtol=0.1)
+
+
+def test_a_prepared_call_sees_strides():
+    layer = make("btt", 64, 64, bias=False)
+    x = torch.randn(4, 64, dtype=torch.float64)
+    with torch.no_grad():
+        layer(x)
+        layer.A.data = layer.A.data.transpose(0, 1)  # the same address
+        torch.testing.assert_close(layer(x), x @ layer.to_dense().t())
+
+
+def test_a_prepared_call_lets_parameters_go():
+    layer = make()
+    x = torch.randn(4, 48, dtype=torch.float64)
+    with torch.no_grad():
+        layer(x)
+    old = weakref.ref(layer.A)
+    state = {k: torch.randn_like(v) for k, v in layer.state_dict().items()}
+    layer.load_state_dict(state, assign=True)
+    gc.collect()
+    assert old() is None
+
+
+def test_compiling_after_a_prepared_call():
+    layer = make(dtype=torch.float32)
+    x = torch.randn(32, 48)
+    with torch.no_grad():
+        expected = layer(x)
+        compiled_layer = torch.compile(layer, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled_layer(x), expected)
+
+
+def test_a_batch_of_biases_after_a_prepared_call():
+    layer = make()
+    x, biases = torch.randn(5, 48, dtype=torch.float64), torch.randn(3, 80, dtype=torch.float64)
+    with torch.no_grad():
+        layer(x)
+        many = torch.func.vmap(lambda b: torch.func.functional_call(layer, {"bias": b}, (x,)))(
+            biases
+        )
+        torch.testing.assert_close(many, x @ layer.to_dense().t() + biases[:, None])
+
+
+@pytest.mark.parametrize("variant", ["engine", "strided"])
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_batches_of_gradients(variant, has_norm):
+    layer = make(d_in=6, d_out=4, structure="btt", weight_norm=has_norm)
+    layer.choices = dict.fromkeys(layer.choices, variant)
+    x = torch.randn(2, 6, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian
+    found = jacobian(lambda z: layer(z).sum(0), x, vectorize=True)
+    expected = jacobian(lambda z: layer(z).sum(0), x)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_frozen_layers_do_not_keep_their_input(has_norm):
+    layer = make(weight_norm=has_norm)
+    leaf = torch.randn(4, 48, dtype=torch.float64, requires_grad=True)
+    layer.bias.requires_grad_(False)
+    expected = torch.autograd.grad(layer(leaf).square().sum(), leaf)[0]
+    layer.requires_grad_(False)
+    x = leaf * 1
+    y = layer(x)
+    x.add_(1)  # as nn.Linear allows
+    found = torch.autograd.grad(y.square().sum(), leaf)[0]
+    torch.testing.assert_close(found, expected)
+    gone = weakref.ref(x)
+    del x
+    assert gone() is None
+    twice = torch.autograd.grad(layer(leaf).square().sum(), leaf, create_graph=True)[0]
+    torch.autograd.grad(twice.sum(), leaf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ try:
     _num_function_modes = torch._C._len_torch_function_stack
     _transform = torch._C._functorch.peek_interpreter_stack
     _tracing = torch._C._get_tracing_state
+    _has_storage = torch._C._has_storage
     _CAN_BE_DIRECT = forward_ad._current_level < 0
     from torch.utils._device import DeviceContext
 except (
@@ -46,6 +48,8 @@ def is_direct(x: Tensor, tensors: Sequence[Tensor]) -> bool:
         is_plain = type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype == dtype
         if not is_plain or tensor.is_neg() or tensor.layout is not torch.strided:
             return False
+        if not _has_storage(tensor):  # batched by is_grads_batched, which no transform shows
+            return False
     return (
         dtype in DTYPES
         and _num_modes() == 0
@@ -54,6 +58,13 @@ def is_direct(x: Tensor, tensors: Sequence[Tensor]) -> bool:
         and _tracing() is None
         and forward_ad._current_level < 0
     )
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether autograd's own way of batching gradients (is_grads_batched) made the tensor."""
+    if not _CAN_BE_DIRECT or torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
 
 
 def _only_sets_the_device() -> bool:
@@ -114,13 +125,17 @@ class Inference:
         stds: Sequence[float] | None,
     ):
         sizes = _sizes.get(id(plan)) or _sizes_of(plan)
-        self.plan, self.factors, self.bias, self.stds = plan, [*factors], bias, stds
+        self.plan, self.stds = plan, stds
         self.dtype, self.width = factors[0].dtype, torch.Size((plan.d_in,))
+        # Not held: parameters that the layer has given up must go.
+        self._known = [ref(tensor) for tensor in (factors if bias is None else [*factors, bias])]
+        self._shapes = [*sizes.factors, sizes.bias]
         self.factors_at = [
             _address(factor, shape, self.dtype)
             for factor, shape in zip(factors, sizes.factors, strict=True)
         ]
         self.bias_at = 0 if bias is None else _address(bias, sizes.bias, self.dtype)
+        self._addresses = [*self.factors_at, self.bias_at]
         self._doubles = array("d", stds or ())
         self.stds_at = self._doubles.buffer_info()[0] if stds else 0
         # Kept by the layer: what it found for numbers of tokens, given its choices.
@@ -136,12 +151,22 @@ class Inference:
     def is_current(
         self, factors: Sequence[Tensor], bias: Tensor | None, stds: Sequence[float] | None
     ) -> bool:
-        """Whether the parameters are the same, in the same place."""
-        for factor, known, address in zip(factors, self.factors, self.factors_at, strict=True):
-            if factor is not known or factor.data_ptr() != address:
+        """Whether the parameters are the same, in the same place, and of the same form."""
+        tensors = factors if bias is None else [*factors, bias]
+        if stds is not self.stds or len(tensors) != len(self._known):
+            return False
+        for tensor, known, shape, address in zip(
+            tensors, self._known, self._shapes, self._addresses, strict=False
+        ):
+            if (
+                tensor is not known()
+                or tensor.data_ptr() != address
+                or tensor.dtype != self.dtype
+                or tensor.shape != shape
+                or not tensor.is_contiguous()
+            ):
                 return False
-        has_moved = bias is not None and bias.data_ptr() != self.bias_at
-        return bias is self.bias and stds is self.stds and not has_moved
+        return True
 
     def __call__(self, x_td: Tensor) -> Tensor:
         """W x + b for rows of input of the layer's dtype and width."""
@@ -210,7 +235,7 @@ def forward_with_scales(
 
 def backward(
     plan: Plan,
-    x_td: Tensor,
+    x_td: Tensor | None,
     factors: Sequence[Tensor],
     grad_te: Tensor,
     wanted: Sequence[bool],
@@ -219,18 +244,22 @@ def backward(
     """The gradients of input, bias and factors, as far as wanted.
 
     norm: the stds of the factors and the scales of the forward pass, if it normalised.
+    x_td may be None where no factor's gradient is wanted.
     """
     sizes = _sizes.get(id(plan)) or _sizes_of(plan)
-    x_td, grad_te, factors, dtype = rows(x_td), rows(grad_te), contiguous(factors), x_td.dtype
-    tokens = x_td.shape[0]
+    grad_te, factors, dtype = rows(grad_te), contiguous(factors), grad_te.dtype
+    tokens = grad_te.shape[0]
+    x_shape = torch.Size((tokens, plan.d_in))
+    x_td = None if x_td is None else rows(x_td)
     addresses = [
         _address(factor, shape, dtype) for factor, shape in zip(factors, sizes.factors, strict=True)
     ]
-    x_at = _address(x_td, torch.Size((tokens, plan.d_in)), dtype)
+    x_at = 0 if x_td is None else _address(x_td, x_shape, dtype)
     grad_at = _address(grad_te, torch.Size((tokens, plan.d_out)), dtype)
-    shapes = [x_td.shape, sizes.bias, *sizes.factors]
+    shapes = [x_shape, sizes.bias, *sizes.factors]
     grads = [
-        x_td.new_empty(shape) if flag else None for shape, flag in zip(shapes, wanted, strict=True)
+        grad_te.new_empty(shape) if flag else None
+        for shape, flag in zip(shapes, wanted, strict=True)
     ]
     grad_x, grad_bias, *grad_factors = (0 if grad is None else grad.data_ptr() for grad in grads)
     engine.backward(
@@ -238,7 +267,7 @@ def backward(
         _NAMES[dtype],
         tokens,
         x_at,
-        x_td.stride(0),
+        plan.d_in if x_td is None else x_td.stride(0),
         addresses,
         grad_at,
         grad_te.stride(0),

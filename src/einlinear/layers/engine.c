@@ -915,7 +915,7 @@ EXPORT int einlinear_forward(const int64_t *a) {
 
 /* Arguments: program dtype tokens threads x x_row gy gy_row gx gx_row gbias stds scales
    factors... gradients...
-   An address of 0 for gx, gbias or a gradient leaves it out. With stds and scales, those that the
+   An address of 0 for gx, gbias or a gradient leaves it out; x may be 0 if all gradients are. With stds and scales, those that the
    forward pass found, gradients are of the factors before normalisation; not for bfloat16. */
 EXPORT int einlinear_backward(const int64_t *a) {
     Call call;
@@ -946,6 +946,10 @@ EXPORT int einlinear_backward(const int64_t *a) {
     call.workers = choose_workers(&call, a[3]);
     /* A weight gradient walks down columns: rows a power of two apart share a few cache sets. */
     call.stage_x |= call.x_row * call.size % (PAGE / 4) == 0;
+    if (!call.x) { /* not needed where no factor has a gradient */
+        if (smallest_wanted(&call) >= 0) return -3;
+        call.stage_x = 0;
+    }
     call.stage_gy |= call.gy_row * call.size % (PAGE / 4) == 0;
     if (!lay_out(&call, scales != 0)) return -1;
     call.finish.scale = 1;

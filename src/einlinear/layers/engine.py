@@ -28,6 +28,7 @@ TARGETS = ("generic", "avx2", "avx512")
 _SUFFIXES = (".so", ".pyd", ".dylib")
 _FAILURES = {
     -1: "the engine could not get memory for its workspace",
+    -3: "the engine was asked for gradients of factors, and given no input",
     -2: "the engine was built for another version of this package, or the structure is too large",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from einlinear.errors import EinlinearError
 from einlinear.layers import compiled
 from einlinear.layers.execute import choose_variant, dense_weight, fitting_variants, multiply
-from einlinear.layers.norm import multiply_normalised, normalised
+from einlinear.layers.norm import multiply_direct, normalised
 from einlinear.layers.scaling import Scaling, factor_scaling, vector_scaling
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
@@ -101,7 +100,7 @@ class EinsumLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer applied to the last axis of x."""
-        if compiled.IS_AVAILABLE:
+        if compiled.IS_AVAILABLE and not torch.compiler.is_compiling():
             y = self._by_engine(x)
             if y is not None:
                 return y
@@ -127,6 +126,7 @@ class EinsumLinear(nn.Module):
         stds = self._stds if self.weight_norm else None
         call = self._call
         if call is None or not call.is_current(factors, bias, stds):
+            self._call = None
             if not compiled.Inference.fits(x, factors, bias):
                 return None
             call = self._call = compiled.Inference(self.plan, factors, bias, stds)
@@ -134,6 +134,7 @@ class EinsumLinear(nn.Module):
             return None
         if x.dtype != call.dtype or x.shape[-1:] != call.width:
             self._check(x, factors[0])
+            return None
         x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if call.choices != self.choices:
             call.choices, call.variants = dict(self.choices), {}
@@ -150,14 +151,16 @@ class EinsumLinear(nn.Module):
         self, x: Tensor, factors: list[Tensor], bias: Tensor | None
     ) -> Tensor | None:
         tensors = factors if bias is None else [*factors, bias]
-        is_for_it = self.weight_norm and x.dtype != torch.bfloat16
-        if not is_for_it or not compiled.is_direct(x, tensors) or torch.is_autocast_enabled("cpu"):
+        if self.weight_norm and x.dtype == torch.bfloat16:
+            return None
+        if not compiled.is_direct(x, tensors) or torch.is_autocast_enabled("cpu"):
             return None
         self._check(x, factors[0])
         x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if self._variant(x_td) != "engine":
             return None
-        y_te = multiply_normalised(self.plan, x_td, factors, bias, self._stds)
+        stds = self._stds if self.weight_norm else None
+        y_te = multiply_direct(self.plan, x_td, factors, bias, stds)
         return y_te if x.dim() == 2 else y_te.reshape(*x.shape[:-1], self.out_features)
 
     def _variant(self, x_td: Tensor) -> str:
@@ -202,14 +205,10 @@ class EinsumLinear(nn.Module):
 
 def situation(tensor: Tensor, num_tokens: int, has_backward: bool) -> str:
     """Calls that are tuned together: device, dtype, tokens up to a power of two, passes."""
-    bits = max(0, num_tokens - 1).bit_length()
-    return _situation_name(tensor.device.type, tensor.dtype, bits, has_backward)
-
-
-@lru_cache
-def _situation_name(device: str, dtype: torch.dtype, bits: int, has_backward: bool) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return f"{device} {name} up to {1 << bits} tokens" + ("" if has_backward else ", forward")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    tokens = 1 << max(0, num_tokens - 1).bit_length()
+    passes = "" if has_backward else ", forward"
+    return f"{tensor.device.type} {dtype} up to {tokens} tokens{passes}"
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from einlinear.layers import compiled
-from einlinear.layers.operators import gradients
+from einlinear.layers.operators import batched_gradients, gradients
 from einlinear.structures.plan import Plan
 
 
@@ -26,46 +26,75 @@ def normalised(weight: Tensor, std: float) -> Tensor:
     return weight * excess.rsqrt().to(weight.dtype)
 
 
-def multiply_normalised(
-    plan: Plan, x_td: Tensor, factors: Sequence[Tensor], bias: Tensor | None, stds: Sequence[float]
+def multiply_direct(
+    plan: Plan,
+    x_td: Tensor,
+    factors: Sequence[Tensor],
+    bias: Tensor | None,
+    stds: Sequence[float] | None,
 ) -> Tensor:
-    """W x + b by the engine, past torch's operators, with factors normalised, and its gradients."""
-    y_te: Tensor = _Normalised.apply(plan, stds, x_td, bias, *factors)  # type: ignore[no-untyped-call]
+    """W x + b by the engine, past torch's operators, and its gradients; normalised, given stds."""
+    y_te: Tensor = _Direct.apply(plan, stds, x_td, bias, *factors)  # type: ignore[no-untyped-call]
     return y_te
 
 
-class _Normalised(torch.autograd.Function):
+class _Direct(torch.autograd.Function):
     """Both passes inside the engine. Second derivatives go step by step, through `normalised`."""
 
     @staticmethod
     def forward(
         ctx: Any,
         plan: Plan,
-        stds: Sequence[float],
+        stds: Sequence[float] | None,
         x_td: Tensor,
         bias: Tensor | None,
         *factors: Tensor,
     ) -> Tensor:
         y_te, scales = compiled.forward_with_scales(plan, x_td, factors, bias, stds)
-        ctx.save_for_backward(x_td, *factors)
+        # Frozen factors need no input, which then may be changed or given up.
+        ctx.has_x = any(ctx.needs_input_grad[4:])
+        ctx.save_for_backward(*([x_td] if ctx.has_x else []), *factors)
         ctx.plan, ctx.stds, ctx.scales = plan, stds, scales
         return y_te
 
     @staticmethod
     def backward(ctx: Any, grad_te: Tensor) -> tuple[Any, ...]:
-        x_td, *factors = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        x_td, factors = (saved[0], saved[1:]) if ctx.has_x else (None, saved)
         wanted = ctx.needs_input_grad[2:]
         grads: Sequence[Tensor | None]
-        if torch.is_grad_enabled() or not compiled.is_direct(grad_te, ()):
-            used = [normalised(m, std) for m, std in zip(factors, ctx.stds, strict=True)]
-            found, _ = gradients(ctx.plan, [x_td, *used], grad_te)
-            triples = zip(factors, ctx.stds, found[2:], strict=True)
-            grads = [*found[:2], *(_through(*triple) for triple in triples)]
+        if torch.is_grad_enabled() or not compiled.is_direct(grad_te, factors):
+            grads = _by_steps(ctx.plan, x_td, factors, ctx.stds, grad_te)
         else:
-            norm = ctx.stds, ctx.scales
+            norm = None if ctx.stds is None else (ctx.stds, ctx.scales)
             grads = compiled.backward(ctx.plan, x_td, factors, grad_te, wanted, norm)
         kept = (grad if flag else None for grad, flag in zip(grads, wanted, strict=True))
         return None, None, *kept
+
+
+def _by_steps(
+    plan: Plan,
+    x_td: Tensor | None,
+    factors: Sequence[Tensor],
+    stds: Sequence[float] | None,
+    grad_te: Tensor,
+) -> list[Tensor]:
+    """The gradients of input, bias and factors by operations of torch."""
+    if x_td is None:  # no factor's gradient is wanted
+        x_td = factors[0].new_zeros(grad_te.shape[-2], plan.d_in)
+    used = list(factors)
+    if stds is not None:
+        used = [normalised(m, std) for m, std in zip(factors, stds, strict=True)]
+
+    def through(grads: list[Tensor]) -> list[Tensor]:
+        if stds is None:
+            return grads
+        triples = zip(factors, stds, grads[2:], strict=True)
+        return [*grads[:2], *(_through(*triple) for triple in triples)]
+
+    if compiled.is_batched(grad_te):
+        return batched_gradients(plan, [x_td, *used], grad_te, through)
+    return through(gradients(plan, [x_td, *used], grad_te)[0])
 
 
 def _through(weight: Tensor, std: float, grad: Tensor) -> Tensor:

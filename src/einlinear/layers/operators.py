@@ -9,7 +9,7 @@ Legend: x_td rows of input, y_te rows of output, z what lies between; t is token
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -131,7 +131,9 @@ class _Multiply(torch.autograd.Function):
         needs = ctx.needs_input_grad
         wanted = [needs[0], needs[1], *needs[6:]]
         grads: Sequence[Tensor | None]
-        if torch.is_grad_enabled():  # the gradients are to be differentiated once more
+        if compiled.is_batched(grad_te):
+            grads = batched_gradients(_plan(*ctx.where[1:]), [x_td, *factors], grad_te)
+        elif torch.is_grad_enabled():  # the gradients are to be differentiated once more
             grads = gradients(_plan(*ctx.where[1:]), [x_td, *factors], grad_te)[0]
         else:
             is_engine = ctx.where[0] == "engine"
@@ -198,6 +200,25 @@ def gradients(
     rows = grad.flatten(2 if grad_flag else 1)[..., : plan.d_in]
     results = [rows, grad_te.sum(-2), *reversed(grads)]
     return results, [grad_flag, flags[0], *reversed(out_flags)]
+
+
+def batched_gradients(
+    plan: Plan,
+    operands: Sequence[Tensor],
+    grad_te: Tensor,
+    through: Callable[[list[Tensor]], list[Tensor]] = list,
+) -> list[Tensor]:
+    """The same for a gradient that autograd batched itself, which knows neither einsum nor us.
+
+    `through` is applied to each set of gradients.
+    """
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    many = torch._remove_batch_dim(grad_te, level, 0, 0)
+    sets = [through(gradients(plan, operands, grad)[0]) for grad in many]
+    return [
+        torch._add_batch_dim(torch.stack(column), 0, level) for column in zip(*sets, strict=True)
+    ]
 
 
 @multiply_op.register_vmap
