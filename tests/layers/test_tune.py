@@ -35,17 +35,27 @@ def test_choices_are_made_kept_and_given_back():
     assert other[2].choices == model[2].choices
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_choice_is_used(variant, monkeypatch):
-    layer = EinsumLinear(64, 64, structure="btt(rank=2)", weight_norm=False)
-    x = torch.randn(300, 64)
-    expected = layer(x)
-    el.tune(layer, choices={"": {"cpu float32 up to 512 tokens": variant}})
+def watch(monkeypatch, result):
+    """The variants that layers use from now on; what they compute is of no matter."""
     used = []
     monkeypatch.setattr(
         "einlinear.layers.linear.multiply",
-        lambda plan, x, factors, variant, bias: used.append(variant) or x @ layer.to_dense().t(),
+        lambda plan, x, factors, variant, bias: used.append(variant) or result(x),
     )
+    monkeypatch.setattr(
+        "einlinear.layers.linear.multiply_direct",
+        lambda plan, x, factors, bias, stds: used.append("engine") or result(x),
+    )
+    return used
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_choice_is_used(variant, monkeypatch):
+    layer = EinsumLinear(64, 64, structure="btt(rank=2)")
+    x = torch.randn(300, 64)
+    expected = layer(x)
+    el.tune(layer, choices={"": {"cpu float32 up to 512 tokens": variant}})
+    used = watch(monkeypatch, lambda x: x @ layer.to_dense().t())
     torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-4)
     assert used == [variant]
 
@@ -60,15 +70,11 @@ def test_situations(tokens, name):
 
 
 def test_a_choice_is_for_its_dtype(monkeypatch):
-    layer = EinsumLinear(64, 64, structure="btt(rank=2)", weight_norm=False)
+    layer = EinsumLinear(64, 64, structure="btt(rank=2)")
     untuned = choose_variant(layer.plan, 300, "cpu", torch.float64)
     tuned = next(variant for variant in VARIANTS if variant != untuned)
     layer.choices = {"cpu float32 up to 512 tokens": tuned}
-    used = []
-    monkeypatch.setattr(
-        "einlinear.layers.linear.multiply",
-        lambda plan, x, factors, variant, bias: used.append(variant) or x,
-    )
+    used = watch(monkeypatch, lambda x: x)
     layer(torch.randn(300, 64))
     layer.double()(torch.randn(300, 64).double())
     assert used == [tuned, untuned]
