@@ -28,6 +28,8 @@ SANITIZERS = {
     "thread": ["-fsanitize=thread"],
 }
 FLAGS = ["-std=gnu11", "-O0", "-DUNROLL=", "-g", "-fno-omit-frame-pointer", "-Wall"]
+# Packages gcc-aarch64-linux-gnu and qemu-user-static of Debian: NEON, which no test machine has.
+ARM, EMULATOR = ["aarch64-linux-gnu-gcc", "-static"], "qemu-aarch64-static"
 OPTIONS = {
     "ASAN_OPTIONS": "abort_on_error=0:detect_stack_use_after_return=1:strict_init_order=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -133,7 +135,8 @@ def build(name: str, folder: Path) -> Path:
     """The engine and sanitize.c as a program."""
     program = folder / f"engine_{name}"
     sources = [str(source) for source in SOURCES]
-    command = ["gcc", *FLAGS, *SANITIZERS[name], *sources, "-o", str(program), "-pthread", "-lm"]
+    start = ["gcc", *FLAGS, *SANITIZERS[name]] if name in SANITIZERS else [*ARM, *FLAGS, "-O2"]
+    command = [*start, *sources, "-o", str(program), "-pthread", "-lm"]
     subprocess.run(command, check=True)
     return program
 
@@ -152,13 +155,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arm", action="store_true", help="for ARM instead, under emulation")
     arguments = parser.parse_args()
     failures = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_cases(folder / "cases", arguments.cases, arguments.seed)
-        for name in SANITIZERS:
-            prefix = find_prefix(name, folder)
+        for name in ["arm"] if arguments.arm else SANITIZERS:
+            prefix = [EMULATOR] if arguments.arm else find_prefix(name, folder)
             if isinstance(prefix, str):
                 print(f"{name}: left out, {prefix}")
                 continue
