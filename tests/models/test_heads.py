@@ -181,7 +181,8 @@ def test_heads_are_read_from_the_model(name, shape, attributes, side, count):
     ("name", "side"),
     [("attn.c_proj", "input"), ("mlp.c_proj", None), ("attention.output.dense", "input"),
      ("output.dense", None), ("SelfAttention.o", "input"), ("DenseReluDense.wo", None),
-     ("attn.to_out.0", "input"), ("fc1", None), ("SelfAttention.q", "output")],
+     ("attn.to_out.0", "input"), ("fc1", None), ("SelfAttention.q", "output"),
+     ("pattern.proj", None), ("self_attn.proj", "input"), ("encoder_attention.out", "input")],
 )  # fmt: skip
 def test_the_name_says_the_side(name, side):
     model = nn.Module()

@@ -151,7 +151,7 @@ def _kind(name: str) -> str:
     for kind, names in kinds.items():
         if last in names:
             return kind
-    is_in_attention = any("att" in part for part in parts[-3:-1])
+    is_in_attention = any("attn" in p or "attention" in p for p in parts[-3:-1])
     return "out" if is_in_attention and last in _OUT_OF_ATTENTION else ""
 
 

@@ -84,21 +84,75 @@ def output_heads(model: nn.Module, sites: tuple[Site, ...]) -> frozenset[str]:
     A head is what the model names so (`layer_roles`, or Hugging Face's get_output_embeddings); a
     layer whose weight is also an nn.Embedding's; a layer whose name ends in one of HEAD_NAMES, or
     in fc_out if it is the only one. If there is none of these: the last layer, if it is not alone
-    and no layer reads its width.
+    and no layer reads its width. What every block has is no head, whatever its name: see
+    `_has_sibling`. Structured layers count as layers, but none of them is a head unless the model
+    names it, so converting a model does not change its heads.
     """
     declared = named_roles(model)["head"]
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    count = Counter(site.name.rpartition(".")[2] for site in sites)
+    layers = _layers(model, sites)
+    count = Counter(layer.last_parts[0] for layer in layers)
     found = set()
     for site in sites:
-        last = {name.rpartition(".")[2] for name in site.names}
+        layer = _Layer(site.names, site.d_in, site.d_out)
+        last = set(layer.last_parts)
         is_named = last & HEAD_NAMES or any(count[n] == 1 for n in last & _HEAD_NAMES_WHEN_ALONE)
         is_declared = any(plain_name(name) in declared for name in site.names)
-        if is_declared or id(site.weight) in embedded or is_named:
+        if is_declared or id(site.weight) in embedded:
             found.add(site.name)
-    if not found and len(sites) > 1 and sites[-1].d_out not in {site.d_in for site in sites}:
-        found.add(sites[-1].name)
-    return frozenset(found)
+        elif is_named and not _has_sibling(layer, layers):
+            found.add(site.name)
+    return frozenset(found or _last_head(sites, layers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A linear layer, dense or structured, as far as the search for the head needs it."""
+
+    names: tuple[str, ...]
+    d_in: int
+    d_out: int
+
+    @property
+    def last_parts(self) -> tuple[str, ...]:
+        """The last part of each of its names."""
+        return tuple(plain_name(name).rpartition(".")[2] for name in self.names)
+
+    @property
+    def places(self) -> set[str]:
+        """Its names with # for the number of a block; a number at the end is the layer's own."""
+        parts = [plain_name(name).split(".") for name in self.names]
+        return {".".join(["#" if p.isdigit() else p for p in ps[:-1]] + ps[-1:]) for ps in parts}
+
+
+def _layers(model: nn.Module, sites: tuple[Site, ...]) -> list[_Layer]:
+    """All linear layers, dense and structured, in the order of registration."""
+    order = {id(module): i for i, module in enumerate(model.modules())}
+    found = [(order[id(s.module)], _Layer(s.names, s.d_in, s.d_out)) for s in sites]
+    found += [
+        (order[id(module)], _Layer(names, module.in_features, module.out_features))
+        for module, names in _paths(model)
+        if isinstance(module, EinsumLinear)
+    ]
+    return [layer for _, layer in sorted(found, key=lambda item: item[0])]
+
+
+def _last_head(sites: tuple[Site, ...], layers: list[_Layer]) -> set[str]:
+    """The last of two or more layers, if it is dense and no layer reads its width."""
+    if len(layers) < 2:
+        return set()
+    last = layers[-1]
+    is_dense = last.names in {site.names for site in sites}
+    is_read = last.d_out in {layer.d_in for layer in layers}
+    return {last.names[0]} if is_dense and not is_read and not _has_sibling(last, layers) else set()
+
+
+def _has_sibling(layer: _Layer, layers: list[_Layer]) -> bool:
+    """Whether another block has the same layer: of the same name but for numbers, and as wide."""
+    return any(
+        other.names != layer.names and other.d_out == layer.d_out and other.places & layer.places
+        for other in layers
+    )
 
 
 def _paths(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
