@@ -3,8 +3,10 @@
 import copy
 import io
 from dataclasses import replace
+from fractions import Fraction
 from math import prod, sqrt
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -229,13 +231,74 @@ def test_elsewhere_something_does():
     assert got["head.bias"] == pytest.approx(0.01)
 
 
+def test_a_feed_forward_part_is_not_all_at_the_base_width():
+    """docs/training.md names this limit."""
+    got = rates(nn.Sequential(nn.Linear(D0, 4 * D0), nn.GELU(), nn.Linear(4 * D0, D0)))
+    assert (got["0.weight"], got["2.weight"], got["2.bias"]) == (0.01, 0.0025, 0.01)
+
+
 def test_the_head_can_be_named_in_the_call():
     named, unnamed = Tiny(64), Tiny(64, names_head=False)
-    assert rates(unnamed, optimizer="sgd")["head.weight"] == pytest.approx(0.01 * 11 / 64)
-    assert rates(unnamed, optimizer="sgd", head="he*") == rates(named, optimizer="sgd")
+    unnamed.inner = nn.Linear(64, 64)
+    unnamed.last = nn.Linear(64, 7)  # neither this one nor what is called head is looked for
+    got = rates(unnamed, optimizer="sgd", head="inn*")
+    assert got["inner.weight"] == 0.01 * D0 / 64
+    assert got["head.weight"] == pytest.approx(0.01 * 11 / 64)
+    assert got["last.weight"] == pytest.approx(0.01 * 7 / 64)
+    del unnamed.last
     assert rates(unnamed, optimizer="sgd", head=["head"]) == rates(named, optimizer="sgd")
     with pytest.raises(EinlinearError, match=r"'haed' fits no layer(.|\n)*inner, head"):
         rates(unnamed, head="haed")
+
+
+@pytest.mark.parametrize("structure", [None, "btt()"])
+def test_a_head_that_nobody_names_is_found(structure):
+    """The same layer that convert_ leaves alone; the table shows it."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    if structure:
+        el.convert_(model, structure)
+    by_name = {
+        row.name: row for row in el.scaling_table(model, lr=1.0, base_width=32, optimizer="sgd")
+    }
+    assert (by_name["2.weight"].kind, by_name["2.weight"].rate) == ("head", 32 / 64)
+    assert by_name["2.bias"].rate == 1.0
+    assert {row.kind for name, row in by_name.items() if name[0] == "0"} == {"matrix", "vector"}
+    if not structure:
+        assert by_name["0.weight"].rate == 1.0
+        assert by_name["0.bias"].rate == 64 / 32
+    # What convert_ passes by is the head, also by its name, and also if it is frozen.
+    assert rates(Tiny(64, names_head=False), optimizer="sgd") == rates(Tiny(64), optimizer="sgd")
+    model[2].requires_grad_(False)
+    assert {row.kind for row in el.scaling_table(model, 1.0, base_width=32)} == {"matrix", "vector"}
+
+
+def test_a_head_that_is_found_does_not_change_rates_of_adam():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    assert rates(model)["2.weight"] == rates(model, head="0")["2.weight"] == 0.005
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_head_is_found_in_compiled_models():
+    model = torch.compile(Tiny(64, names_head=False), backend="aot_eager")
+    table = el.scaling_table(model, 0.01, base_width=D0, optimizer="sgd")
+    assert {row.name: row.rate for row in table} == rates(Tiny(64), optimizer="sgd")
+
+
+def test_a_structured_layer_is_a_head_only_if_named():
+    model = nn.Sequential(nn.Linear(64, 64), EinsumLinear(64, 10, structure="btt()"))
+    kinds = {row.kind for row in el.scaling_table(model, 0.01, base_width=D0, optimizer="sgd")}
+    assert "head" not in kinds
+    named = el.scaling_table(model, 0.01, base_width=D0, optimizer="sgd", head="1")
+    assert {row.name for row in named if row.kind == "head"} == {"1.A", "1.B"}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("order", [("inner", "head"), ("head", "inner")])
+def test_a_weight_tied_to_the_head_is_a_head(order, optimizer):
+    model = nn.ModuleDict({name: nn.Linear(64, 64, bias=False) for name in order})
+    model["inner"].weight = model["head"].weight
+    [row] = el.scaling_table(model, 0.01, base_width=D0, optimizer=optimizer)
+    assert (row.kind, row.rate) == ("head", 0.005)
 
 
 def test_a_structured_head():
@@ -451,6 +514,37 @@ def test_the_table_says_what_the_groups_do():
 def test_bad_arguments(options, message):
     with pytest.raises(EinlinearError, match=message):
         el.param_groups(nn.Linear(4, 4), **({"lr": 0.01, "base_width": 4} | options))
+
+
+@pytest.mark.parametrize("make", [el.param_groups, el.scaling_table])
+@pytest.mark.parametrize("model", [nn.Linear(4, 4).parameters(), "model", nn.Linear, None])
+def test_what_is_no_model(make, model):
+    with pytest.raises(EinlinearError, match="the model is given as"):
+        make(model, 0.01, base_width=4)
+
+
+@pytest.mark.parametrize("make", [el.param_groups, el.scaling_table])
+@pytest.mark.parametrize(
+    "lazy", [nn.LazyLinear(4), nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d()], ids=lambda m: str(m)[:9]
+)
+def test_lazy_layers(make, lazy):
+    model = nn.ModuleDict({"first": nn.Linear(4, 4), "lazy": lazy})
+    with pytest.raises(EinlinearError, match=r"lazy\.weight(.|\n)*run the model once"):
+        make(model, 0.01, base_width=4)
+
+
+@pytest.mark.parametrize(
+    "number", [np.float32(0.25), np.float64(0.25), Fraction(1, 4), np.int64(1)]
+)
+def test_numbers_of_other_kinds(number):
+    [group] = el.param_groups(
+        nn.Linear(4, 4, bias=False), number, base_width=4, weight_decay=number
+    )
+    assert type(group["lr"]) is type(group["weight_decay"]) is float
+    assert group["lr"] == group["weight_decay"] == float(number)
+    for bad in (np.float32("nan"), np.bool_(True), True, 1j, torch.tensor(0.25), "0.25"):
+        with pytest.raises(EinlinearError, match="lr is "):
+            el.param_groups(nn.Linear(4, 4), bad, base_width=4)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,31 @@ def test_a_tied_head_is_not_zero():
         el.init_(model, zero="head")
 
 
+def test_a_head_tied_to_another_layer_is_not_zero():
+    """Both would be zero, and neither would ever get a gradient."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = nn.Linear(32, 32), nn.Linear(32, 32)
+            self.head.weight = self.inner.weight
+
+        def layer_roles(self):
+            return {"head": "head"}
+
+    model = Tied()
+    el.init_(model)
+    assert model.head.weight.std() > 0.1
+
+
+def test_only_named_heads_start_at_zero():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    el.init_(model)
+    assert model[2].weight.std() > 0
+    el.init_(model, zero="2")
+    assert (model[2].weight == 0).all()
+
+
 def test_hugging_face_heads():
     class Face(Model):
         def layer_roles(self):

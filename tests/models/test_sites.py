@@ -89,6 +89,16 @@ def test_what_a_model_declares_may_have_siblings():
     assert heads_of(Model()) == {"blocks.0.score", "blocks.1.score"}
 
 
+def test_a_declared_head_that_is_structured_is_still_the_head():
+    class Model(nn.Sequential):
+        def layer_roles(self):
+            return {"0": "head"}
+
+    model = Model(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3))
+    el.convert_(model, {"0": "btt()"})
+    assert not heads_of(model)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_layer_keeps_its_name():
     model = nn.ModuleDict({"head": torch.compile(nn.Linear(16, 16)), "x": nn.Linear(16, 16)})

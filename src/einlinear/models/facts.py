@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.scaling import Scaling
@@ -59,6 +60,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def find_layers(model: nn.Module, *, frozen: bool = False) -> list[Layer]:
     """Every module that owns parameters itself; those that only own frozen ones if asked for."""
+    _check_model(model)
     owners = []
     for name, module in unwrapped(model).named_modules():
         parameters = {
@@ -75,6 +77,21 @@ def find_layers(model: nn.Module, *, frozen: bool = False) -> list[Layer]:
         for name, module, own in owners
         if module_scaling(module) is not None or not all(id(p) in known for p in own.values())
     ]
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise EinlinearError(
+            what=f"the model is given as {model!r:.80}",
+            rule="a model is an nn.Module: its layers say how their parameters scale",
+            fix="give the model itself, not its parameters",
+        )
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise EinlinearError(
+            what=f"the width of {plain_name(lazy[0])} is not known yet: its layer is lazy",
+            rule="rates and deviations follow from widths",
+            fix="run the model once on an input, then call this again",
+        )
 
 
 def plain_name(name: str) -> str:
@@ -156,18 +173,16 @@ def match_names(patterns: Iterable[str], names: Iterable[str], argument: str) ->
 
 
 def find_facts(
-    model: nn.Module, *, head: Iterable[str] = (), frozen: bool = False
+    model: nn.Module, *, heads: Collection[str] = (), frozen: bool = False
 ) -> tuple[Fact, ...]:
     """Every parameter once, in the model's order.
 
     Args:
         model: any module; its layers must have rules.
-        head: patterns of the output layer, besides what the model names itself.
+        heads: the names of the output layers, whose scaling has a head_width then.
         frozen: whether parameters that are not trained are wanted too.
     """
     layers = find_layers(model, frozen=frozen)
-    heads = named_roles(model)["head"]
-    heads |= match_names(head, [layer.name for layer in layers], "head")
     facts: dict[int, Fact] = {}
     for layer in layers:
         scaling = _as_head(layer) if layer.name in heads else layer.scaling
@@ -199,17 +214,22 @@ def _merged(known: Fact, fact: Fact) -> Fact:
 
     A matrix that is both embedding and head acts on the input as a table of vectors, whose entries
     must move by as much as they are large, at every width: the embedding's rate. What 1 / fan_in
-    the head then lacks is a multiplier of the logits and belongs to the model.
+    the head then lacks is a multiplier of the logits and belongs to the model. What the head shares
+    with another layer counts as the head's.
     """
     owners = known.owners + fact.owners
     is_vector = known.scaling.kind != "matrix", fact.scaling.kind != "matrix"
     if is_vector[0] != is_vector[1]:
         return replace(known if is_vector[0] else fact, name=known.name, owners=owners)
-    if known.scaling != fact.scaling:
+    width = max(known.scaling.head_width, fact.scaling.head_width)
+    scaling, other = (
+        replace(f.scaling, head_width=f.scaling.head_width or width) for f in (known, fact)
+    )
+    if scaling != other:
         raise EinlinearError(
             what=f"{known.name} and {fact.name} are one parameter, with the scalings "
             f"{known.scaling} and {fact.scaling}",
             rule="layers that share a parameter agree on its scaling",
             fix="el.register_scaling a rule for one of the two types that gives what the other has",
         )
-    return replace(known, owners=owners)
+    return replace(known, scaling=scaling, owners=owners)

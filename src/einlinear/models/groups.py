@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 from typing import Any, get_args
 
 from torch import nn
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.scaling import Optimizer, Scaling, adam_rate, sgd_rate
-from einlinear.models.facts import Fact, find_facts
+from einlinear.models.facts import (
+    Fact,
+    find_facts,
+    find_layers,
+    match_names,
+    named_roles,
+    plain_name,
+    unwrapped,
+)
+from einlinear.models.sites import find_sites, output_heads
 from einlinear.structures.values import whole_number
 
 _RATES = {"adam": adam_rate, "sgd": sgd_rate}
@@ -103,7 +113,7 @@ def scaling_table(
     head: str | Iterable[str] = (),
 ) -> ScalingTable:
     """How every trained parameter of the model is scaled; takes what `param_groups` takes."""
-    facts = find_facts(model, head=head)
+    facts = _trained_facts(model, head)
     return _table(facts, lr, base_width, optimizer, weight_decay)
 
 
@@ -133,10 +143,12 @@ def param_groups(
         weight_decay: the decay at the base width. Optimizers multiply it by the rate, so matrices
             get weight_decay * lr / rate, the same decay per step at every width; vectors and
             embeddings get 0. None leaves decay to the optimizer.
-        head: a pattern of the name of the output layer, or several. Only "sgd" needs it, unless the
-            model names its head itself (`layer_roles`, or Hugging Face's get_output_embeddings).
+        head: a pattern of the name of the output layer, or several, besides what the model names
+            itself (`layer_roles`, or Hugging Face's get_output_embeddings). Only "sgd" needs to
+            know it. If neither names one, it is the layer that `convert_` takes for the head; a
+            structured layer is a head only if it is named.
     """
-    facts = find_facts(model, head=head)
+    facts = _trained_facts(model, head)
     table = _table(facts, lr, base_width, optimizer, weight_decay)
     if not facts:
         raise EinlinearError(
@@ -154,6 +166,16 @@ def param_groups(
         | ({} if decay is None else {"weight_decay": decay})
         for (rate, decay), (parameters, names) in groups.items()
     ]
+
+
+def _trained_facts(model: nn.Module, head: str | Iterable[str]) -> tuple[Fact, ...]:
+    """Every trained parameter, those of the head as such: what is named so, else what is found."""
+    asked = match_names(head, [layer.name for layer in find_layers(model)], "head")
+    heads = asked | named_roles(model)["head"]
+    if not heads:
+        inner = unwrapped(model)
+        heads = {plain_name(name) for name in output_heads(inner, find_sites(inner))}
+    return find_facts(model, heads=heads)
 
 
 def _table(
@@ -178,7 +200,7 @@ def _table(
 
 
 def _number(value: float, name: str, *, zero: bool = False) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
     if is_number and (value > 0 or (zero and value == 0)):
         return float(value)
     raise EinlinearError(

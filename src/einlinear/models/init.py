@@ -37,7 +37,7 @@ def init_(
     model begins as the identity and with equal logits. A model names them itself by a method
     `layer_roles() -> {pattern: "head" or "zero"}`; of a Hugging Face model the head is known. In a
     structured layer only the last factor becomes zero, so that all learn. A head that is tied to
-    an embedding is not set to zero.
+    an embedding, or to another layer, is not set to zero, and neither is one that nobody names.
 
     Args:
         model: any module on a real device, before it is sharded.
@@ -86,7 +86,10 @@ def plan_init(
                 rule="an embedding does not start at zero",
                 fix="leave the tied layer out of zero, or untie it",
             )
-    zeros |= _last_matrices(layers, roles["head"] | roles["zero"])
+    zeros |= _last_matrices(layers, roles["zero"])
+    # A head that shares its matrix with an inner layer, both zero, would never get a gradient.
+    heads = _last_matrices(layers, roles["head"])
+    zeros |= heads - {id(f.parameter) for f in facts if not set(f.owners) <= roles["head"]}
     return tuple(_start(fact, zeros, embedding_std) for fact in facts)
 
 

@@ -102,7 +102,7 @@ def output_heads(model: nn.Module, sites: tuple[Site, ...]) -> frozenset[str]:
             found.add(site.name)
         elif is_named and not _has_sibling(layer, layers):
             found.add(site.name)
-    return frozenset(found or _last_head(sites, layers))
+    return frozenset(found if found or declared else _last_head(sites, layers))
 
 
 @dataclass(frozen=True, slots=True)
