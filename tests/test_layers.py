@@ -37,6 +37,7 @@ ORDER = [
     "models.scalings",
     "models.facts",
     "models.attention",
+    "models.obstacles",
     "models.sites",
     "models.groups",
     "models.init",

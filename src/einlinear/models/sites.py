@@ -1,18 +1,16 @@
-"""The linear layers of a model: where they are, what stands against replacing them, the head."""
+"""The linear layers of a model: where they are, and which is the output head."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from einlinear.layers.linear import EinsumLinear
 from einlinear.models.attention import PROJECTIONS, projection_params, projection_widths
 from einlinear.models.facts import named_roles, plain_name
+from einlinear.models.obstacles import Surroundings, linear_class, memory
 
 HEAD_NAMES = frozenset(
     "lm_head head classifier output_layer output_projection score cls embed_out qa_outputs "
@@ -21,13 +19,6 @@ HEAD_NAMES = frozenset(
 """The last part of the name of an output head."""
 
 _HEAD_NAMES_WHEN_ALONE = frozenset({"fc_out"})  # in some models every block has one
-
-_HOOKS = {
-    "_forward_pre_hooks": "forward pre-hook",
-    "_forward_hooks": "forward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_backward_hooks": "backward hook",
-}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -60,16 +51,16 @@ def find_sites(model: nn.Module) -> tuple[Site, ...]:
     projections of nn.MultiheadAttention. Layers that are structured already are not among them.
     """
     paths = _paths(model)
-    owners = _owners(model)
+    around = Surroundings.of(model)
     inside = {
         id(module.out_proj) for module, _ in paths if isinstance(module, nn.MultiheadAttention)
     }
     sites: list[Site] = []
     for module, names in paths:
         if isinstance(module, nn.MultiheadAttention):
-            sites += _attention_sites(module, names, paths, owners)
+            sites += _attention_sites(module, names, paths, around)
         elif id(module) not in inside and (widths := _widths(module)):
-            sites.append(_linear_site(module, names, widths, owners))
+            sites.append(_linear_site(module, names, widths, around))
     return tuple(sites)
 
 
@@ -89,7 +80,7 @@ def output_heads(model: nn.Module, sites: tuple[Site, ...]) -> frozenset[str]:
     names it, so converting a model does not change its heads.
     """
     declared = named_roles(model)["head"]
-    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    embedded = {memory(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     layers = _layers(model, sites)
     count = Counter(layer.last_parts[0] for layer in layers)
     found = set()
@@ -98,7 +89,7 @@ def output_heads(model: nn.Module, sites: tuple[Site, ...]) -> frozenset[str]:
         last = set(layer.last_parts)
         is_named = last & HEAD_NAMES or any(count[n] == 1 for n in last & _HEAD_NAMES_WHEN_ALONE)
         is_declared = any(plain_name(name) in declared for name in site.names)
-        if is_declared or id(site.weight) in embedded:
+        if is_declared or memory(site.weight) in embedded:
             found.add(site.name)
         elif is_named and not _has_sibling(layer, layers):
             found.add(site.name)
@@ -165,118 +156,42 @@ def _paths(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
     return [(module, tuple(names[key])) for key, module in modules.items()]
 
 
-def _owners(model: nn.Module) -> dict[int, list[str]]:
-    """The names of every parameter, one for each module that owns it."""
-    owners: dict[int, list[str]] = {}
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            owners.setdefault(id(parameter), []).append(f"{prefix}.{name}".lstrip("."))
-    return owners
-
-
-def _linear_class(module: nn.Module) -> type[nn.Module] | None:
-    """The class that makes a module a linear layer: nn.Linear, or the Conv1D of Hugging Face."""
-    home = sys.modules.get("transformers.pytorch_utils")
-    known: tuple[type[nn.Module] | None, ...] = (nn.Linear, getattr(home, "Conv1D", None))
-    return next((kind for kind in known if kind is not None and isinstance(module, kind)), None)
-
-
 def _widths(module: nn.Module) -> tuple[int, int] | None:
     """Input and output width of a linear layer; None for other modules."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    if _linear_class(module) is None:
+    if linear_class(module) is None:
         return None
     weight: Tensor = module.weight  # type: ignore[assignment]
     return weight.shape[0], weight.shape[1]  # Conv1D keeps its weight transposed
 
 
 def _linear_site(
-    module: nn.Module, names: tuple[str, ...], widths: tuple[int, int], owners: dict[int, list[str]]
+    module: nn.Module, names: tuple[str, ...], widths: tuple[int, int], around: Surroundings
 ) -> Site:
     weight: nn.Parameter = module.weight  # type: ignore[assignment]
     bias: nn.Parameter | None = getattr(module, "bias", None)
-    obstacle = _own_obstacle(module, weight, bias) or _tie([weight, bias], owners)
-    return Site(names, module, "", *widths, weight, bias, obstacle)
+    return Site(names, module, "", *widths, weight, bias, around.linear_obstacle(module))
 
 
 def _attention_sites(
     module: nn.MultiheadAttention,
     names: tuple[str, ...],
     paths: list[tuple[nn.Module, tuple[str, ...]]],
-    owners: dict[int, list[str]],
+    around: Surroundings,
 ) -> list[Site]:
     out_names = next(names for other, names in paths if other is module.out_proj)
-    obstacle = _attention_obstacle(module)
-    if len(out_names) > len(names):
-        obstacle = f"its out_proj has several places: {', '.join(out_names)}"
-    # Replacing one projection also takes apart what the others are packed in, or copies it.
-    packed = [p for part in PROJECTIONS[:3] for p in projection_params(module, part).values()]
-    obstacle = obstacle or _tie(packed, owners)
+    several = f"its out_proj has several places: {', '.join(out_names)}"
     sites = []
     for part in PROJECTIONS:
-        params = projection_params(module, part)
-        weight, *bias = list(params.values()) or [next(module.parameters())]
+        weight, *bias = list(projection_params(module, part).values()) or [
+            next(module.parameters())
+        ]
         widths = projection_widths(module, part)
-        own = obstacle or _plain_obstacle(params) or _tie(list(params.values()), owners)
+        obstacle = several if len(out_names) > len(names) else ""
+        obstacle = obstacle or around.projection_obstacle(module, part)
         qualified = tuple(f"{name}.{part}".lstrip(".") for name in names)
-        sites.append(Site(qualified, module, part, *widths, weight, bias[0] if bias else None, own))
+        sites.append(
+            Site(qualified, module, part, *widths, weight, bias[0] if bias else None, obstacle)
+        )
     return sites
-
-
-def _attention_obstacle(module: nn.MultiheadAttention) -> str:
-    """Why an attention cannot be replaced by one with layers as projections."""
-    if module.bias_k is not None:
-        return "its attention has add_bias_kv=True"
-    if module.add_zero_attn:
-        return "its attention has add_zero_attn=True"
-    if type(module).forward is not nn.MultiheadAttention.forward:
-        return f"its attention is a {type(module).__name__}, which has a forward of its own"
-    return _attached(module) or _attached(module.out_proj)
-
-
-def _own_obstacle(module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> str:
-    """Why a layer itself cannot be replaced: it does or holds more than a linear layer."""
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
-        return "its width is not known yet: it is lazy, so run the model once"
-    if attached := _attached(module):
-        return attached
-    kind = type(module)
-    if kind.forward is not getattr(_linear_class(module), "forward", None):
-        return f"it is a {kind.__module__}.{kind.__name__}, which has a forward of its own"
-    more = [*dict(module.named_parameters()), *dict(module.named_buffers())]
-    if more := [name for name in more if name not in ("weight", "bias")]:
-        return f"it also holds {', '.join(more)}"
-    return _plain_obstacle({"weight": weight} | ({} if bias is None else {"bias": bias}))
-
-
-def _attached(module: nn.Module) -> str:
-    """What is attached to a module and would be lost with it; "" if nothing is."""
-    if parametrize.is_parametrized(module):
-        lists = module.get_submodule("parametrizations").children()
-        parts = ", ".join(type(part).__name__ for parts in lists for part in parts.children())
-        return f"it has a parametrization: {parts}"
-    for attribute, kind in _HOOKS.items():
-        for hook in getattr(module, attribute).values():
-            name = getattr(hook, "__name__", type(hook).__name__)
-            return f"it has a {kind}, {name}"
-    return "its forward was replaced on the instance" if "forward" in vars(module) else ""
-
-
-def _plain_obstacle(params: dict[str, nn.Parameter]) -> str:
-    """Why a parameter is not one that can be made anew: quantised, sharded, of whole numbers."""
-    for name, parameter in params.items():
-        if type(parameter) is not nn.Parameter:
-            return f"its {name} is a {type(parameter).__name__}, not a plain nn.Parameter"
-        if not parameter.is_floating_point():
-            return f"its {name} is of {parameter.dtype}"
-    return ""
-
-
-def _tie(params: Sequence[nn.Parameter | None], owners: dict[int, list[str]]) -> str:
-    """Why a layer cannot be replaced whose parameter another module owns, too."""
-    for parameter in params:
-        names = owners.get(id(parameter), [])
-        if parameter is not None and len(names) > 1:
-            return f"its weights are tied: {' is '.join(names)}"
-    return ""

@@ -1,0 +1,192 @@
+"""What stands against replacing a linear layer: it does, holds or shares more than one does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from einlinear.models.attention import PROJECTIONS, projection_params
+
+_HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_state_dict_pre_hooks": "state-dict pre-hook",
+    "_state_dict_hooks": "state-dict hook",
+    "_load_state_dict_pre_hooks": "load-state-dict pre-hook",
+    "_load_state_dict_post_hooks": "load-state-dict post-hook",
+}
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a model says of its layers beyond themselves.
+
+    owners: the names of what is in a piece of memory, one for each module that owns it.
+    holders: where modules are held outside the module tree, by id; a layer that is replaced in the
+        tree would go on computing there.
+    """
+
+    owners: dict[Hashable, list[str]]
+    holders: dict[int, str]
+
+    @staticmethod
+    def of(model: nn.Module) -> Surroundings:
+        """The surroundings of all layers of a model."""
+        owners: dict[Hashable, list[str]] = {}
+        holders: dict[int, str] = {}
+        inside = {id(module) for module in model.modules()}
+        for prefix, module in model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                owners.setdefault(memory(parameter), []).append(f"{prefix}.{name}".lstrip("."))
+            for key, value in vars(module).items():
+                for held in _modules_in(value, inside) if key != "_modules" else ():
+                    holders.setdefault(id(held), f"{key} of {prefix or 'the model'}")
+            if compiled := module._modules.get("_orig_mod"):  # torch.compile calls this very one
+                holders[id(compiled)] = f"torch.compile at {prefix or 'the model'}"
+        return Surroundings(owners, holders)
+
+    def linear_obstacle(self, module: nn.Module) -> str:
+        """Why a linear layer cannot be replaced; "" if it can."""
+        own = {name: getattr(module, name, None) for name in ("weight", "bias")}
+        params: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+        obstacle = _linear_obstacle(module, params)
+        return obstacle or self._held([module]) or self._tied(params.values())
+
+    def projection_obstacle(self, module: nn.MultiheadAttention, part: str) -> str:
+        """Why a projection of an attention cannot be replaced; "" if it can."""
+        # Replacing one projection also takes apart what the others are packed in, or copies it.
+        packed = {
+            name: p for q in PROJECTIONS[:3] for name, p in projection_params(module, q).items()
+        }
+        params = projection_params(module, part)
+        return (
+            _attention_obstacle(module)
+            or self._held([module, module.out_proj])
+            or self._tied(packed.values())
+            or _tensor_hook(packed)
+            or _plain_obstacle(params)
+            or self._tied(params.values())
+        )
+
+    def _held(self, modules: Iterable[nn.Module]) -> str:
+        places = [self.holders[id(module)] for module in modules if id(module) in self.holders]
+        return f"it is also held outside the module tree, by {places[0]}" if places else ""
+
+    def _tied(self, params: Iterable[nn.Parameter]) -> str:
+        """Which of the parameters another module owns, too."""
+        for parameter in params:
+            names = self.owners.get(memory(parameter), [])
+            if len(names) > 1:
+                return f"its weights are tied: {' is '.join(names)}"
+        return ""
+
+
+def memory(parameter: Tensor) -> Hashable:
+    """What two parameters have in common exactly if they are one, or over the same memory."""
+    if type(parameter) is nn.Parameter and not parameter.is_meta and parameter.data_ptr():
+        return parameter.device, parameter.data_ptr(), parameter.numel()
+    return id(parameter)
+
+
+def linear_class(module: nn.Module) -> type[nn.Module] | None:
+    """The class that makes a module a linear layer: nn.Linear, or the Conv1D of Hugging Face."""
+    home = sys.modules.get("transformers.pytorch_utils")
+    known: tuple[type[nn.Module] | None, ...] = (nn.Linear, getattr(home, "Conv1D", None))
+    return next((kind for kind in known if kind is not None and isinstance(module, kind)), None)
+
+
+def _modules_in(value: object, inside: set[int]) -> Iterator[nn.Module]:
+    """The modules in a value, through lists, tuples, sets, dicts and modules outside the tree."""
+    seen: set[int] = set()
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, nn.Module):
+            yield item
+            if id(item) not in inside:  # what it holds besides is its own affair, or in the tree
+                stack += vars(item).values()
+        elif isinstance(item, dict):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack += item
+
+
+def _attention_obstacle(module: nn.MultiheadAttention) -> str:
+    """Why an attention cannot be replaced by one with layers as projections."""
+    if module.bias_k is not None:
+        return "its attention has add_bias_kv=True"
+    if module.add_zero_attn:
+        return "its attention has add_zero_attn=True"
+    if method := _own_method(module, nn.MultiheadAttention):
+        return f"its attention is a {type(module).__name__}, which has a {method} of its own"
+    return _attached(module) or _attached(module.out_proj)
+
+
+def _linear_obstacle(module: nn.Module, params: dict[str, nn.Parameter]) -> str:
+    """Why a layer itself cannot be replaced: it does or holds more than a linear layer."""
+    if any(map(is_lazy, params.values())):
+        return "its width is not known yet: it is lazy, so run the model once"
+    if attached := _attached(module):
+        return attached
+    kind = type(module)
+    if method := _own_method(module, linear_class(module)):
+        return f"it is a {kind.__module__}.{kind.__name__}, which has a {method} of its own"
+    more = [*dict(module.named_parameters()), *dict(module.named_buffers())]
+    if more := [name for name in more if name not in ("weight", "bias")]:
+        return f"it also holds {', '.join(more)}"
+    return _plain_obstacle(params) or _tensor_hook(params)
+
+
+def _own_method(module: nn.Module, plain: type[nn.Module] | None) -> str:
+    """The method by which a subclass may compute something else; "" if it has none."""
+    for method in ("forward", "__call__"):
+        if getattr(type(module), method) is not getattr(plain, method, None):
+            return method
+    return ""
+
+
+def _attached(module: nn.Module) -> str:
+    """What is attached to a module and would be lost with it; "" if nothing is."""
+    if parametrize.is_parametrized(module):
+        lists = module.get_submodule("parametrizations").children()
+        parts = ", ".join(type(part).__name__ for parts in lists for part in parts.children())
+        return f"it has a parametrization: {parts}"
+    for attribute, kind in _HOOKS.items():
+        for hook in getattr(module, attribute).values():
+            return f"it has a {kind}, {_hook_name(hook)}"
+    return "its forward was replaced on the instance" if "forward" in vars(module) else ""
+
+
+def _tensor_hook(params: dict[str, nn.Parameter]) -> str:
+    """Which parameter has a hook that would be lost with it."""
+    for name, parameter in params.items():
+        for attribute in _TENSOR_HOOKS:
+            for hook in (getattr(parameter, attribute, None) or {}).values():
+                return f"its {name} has a gradient hook, {_hook_name(hook)}"
+    return ""
+
+
+def _hook_name(hook: object) -> str:
+    return str(getattr(hook, "__name__", type(hook).__name__))
+
+
+def _plain_obstacle(params: dict[str, nn.Parameter]) -> str:
+    """Why a parameter is not one that can be made anew: quantised, sharded, of whole numbers."""
+    for name, parameter in params.items():
+        if type(parameter) is not nn.Parameter:
+            return f"its {name} is a {type(parameter).__name__}, not a plain nn.Parameter"
+        if not parameter.is_floating_point():
+            return f"its {name} is of {parameter.dtype}"
+    return ""
