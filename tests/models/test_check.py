@@ -1,6 +1,7 @@
 """The coordinate check: passes under muP, fails under one rate for all."""
 
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -118,6 +119,91 @@ def test_runs_are_repeatable_and_leave_the_generator_alone():
     assert torch.equal(torch.rand(2), wanted)
 
 
+class Dropped(Perceptron):
+    """With dropout after every inner layer."""
+
+    def __init__(self, width, rate):
+        super().__init__(width, "dense")
+        self.drop = nn.Dropout(rate)
+
+    def forward(self, x):
+        for layer in (self.input, self.first, self.second):
+            x = self.drop(torch.relu(layer(x)))
+        return self.head(x)
+
+
+def test_dropout_is_not_measured():
+    """Every pass drops the same numbers: what changes has been learned."""
+
+    def dropped(rate, **options):
+        return el.coordinate_check(
+            lambda width: Dropped(width, rate), (64, 256), batch=vectors(), seeds=2, **options
+        )
+
+    still = dropped(0.3, lr=1e-12)
+    assert {row.step for row in still.rows} == {0, 1, 2, 3, 4}
+    assert max(max(row.changes) for row in still.rows) < 1e-6
+    with_it, without = dropped(0.3), dropped(0.0)
+    assert {max(row.changes) for row in with_it.rows if row.step == 0} == {0.0}
+    assert with_it.passed
+    for ours, plain in zip(with_it.last_rows, without.last_rows, strict=True):
+        assert ours.change_slope == pytest.approx(plain.change_slope, abs=0.2)
+        assert ours.changes == pytest.approx(plain.changes, rel=0.5)
+
+
+class Stuck(Perceptron):
+    """Whose second layer gets no gradient, and reads what never changes."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            still = self.second(torch.ones(64, self.second.in_features))
+        return self.head(torch.relu(self.input(x) + still))
+
+
+def test_a_layer_that_never_moves_is_a_failure():
+    def stuck(change=lambda model: None):
+        def make(width):
+            model = Stuck(width, "dense")
+            change(model)
+            return model
+
+        return el.coordinate_check(make, (64, 128), batch=vectors(), seeds=1, steps=2)
+
+    result = stuck()
+    assert [row.layer for row in result.failures] == ["second"]
+    assert result.failures[0].is_stuck
+    [line] = [line for line in str(result).splitlines() if line.startswith("second")]
+    assert line.endswith("FAIL: never moves")
+    assert str(result).splitlines()[-1].startswith("FAIL: 1 of 3 layers")
+    frozen = stuck(lambda model: model.second.requires_grad_(False))
+    assert frozen.passed, frozen
+    assert {row.layer: row.is_trained for row in frozen.last_rows} == {
+        "input": True, "second": False, "head": True,
+    }  # fmt: skip
+    part = stuck(lambda model: model.second.bias.requires_grad_(False))
+    assert [row.layer for row in part.failures] == ["second"]
+
+
+def test_moving_at_one_width_is_moving():
+    rows = (CheckRow("a", 1, (1.0, 1.0), (0.0, 1e-9), 0.0, 0.0),)
+    assert CoordinateCheck(rows, (64, 128), 0.2, 0.75, "test").passed
+    rows = (CheckRow("a", 1, (1.0, 1.0), (0.0, 0.0), 0.0, 0.0),)
+    assert not CoordinateCheck(rows, (64, 128), 0.2, 0.75, "test").passed
+
+
+@pytest.mark.parametrize("wide_only", [True, False])
+def test_layers_that_differ_between_widths(wide_only):
+    def make(width):
+        layers = {"first": nn.Linear(16, width), "last": nn.Linear(width, 10)}
+        if (width > 64) == wide_only:
+            layers = {"extra": nn.Linear(16, 16)} | layers
+        return nn.Sequential(OrderedDict(layers))
+
+    with pytest.raises(EinlinearError, match=r"layers at width 128 .* width 64: extra") as error:
+        el.coordinate_check(make, (64, 128), batch=vectors(), seeds=1, steps=1)
+    assert "every width" in error.value.rule
+
+
 @pytest.mark.parametrize("power", [-1.5, 0.0, 0.5])
 def test_slopes(power):
     widths = (32, 64, 256, 300)
@@ -151,9 +237,10 @@ def test_the_verdict(change_slope, size_slope, is_fine):
 
 
 def test_the_table():
-    result = check(Perceptron, "dense", widths=(64, 128), seeds=1, steps=1)
+    # From two steps on: in the first only the head moves, since it starts at zero.
+    result = check(Perceptron, "dense", widths=(64, 128), seeds=1, steps=2)
     lines = str(result).splitlines()
-    assert lines[0] == "mup, adam, lr 0.01 at base width 64, 1 steps"
+    assert lines[0] == "mup, adam, lr 0.01 at base width 64, 2 steps"
     assert "change at 128" in lines[1]
     assert [line.split()[0] for line in lines[3:-1]] == ["input", "first", "second", "head"]
     assert lines[3].split()[-1] == "ok"
@@ -191,6 +278,7 @@ def test_plots(ending, tmp_path):
     pytest.importorskip("matplotlib")
     rows = [row(f"layer {i}", 0.5 * i, step=s) for s in (0, 1, 2) for i in range(5)]
     rows.append(CheckRow("broken", 2, (1.0, 1.0), (math.inf, 0.0), 0.0, math.inf))
+    rows.append(CheckRow("still", 2, (1.0, 1.0), (0.0, 0.0), 0.0, 0.0))
     result = CoordinateCheck(tuple(rows), (64, 128), 0.2, 0.75, "a title")
     path = result.plot(tmp_path / f"check.{ending}")
     content = path.read_bytes()
@@ -199,6 +287,7 @@ def test_plots(ending, tmp_path):
     if ending == "svg":
         text = content.decode()
         assert "layer 4  +2.00" in text
+        assert "still, never moves" in text
         assert "a title: fail" in text
     with pytest.raises(EinlinearError, match="ending of the file"):
         result.plot(tmp_path / "check.xyz")

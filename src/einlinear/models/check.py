@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, isfinite, log2, sqrt
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,9 +22,20 @@ from einlinear.structures.values import whole_number
 
 Parametrization = Literal["mup", "naive"]
 Loss = Callable[[nn.Module, Any], Tensor]
-_Sizes = dict[tuple[str, int], tuple[float, float]]  # (layer, step): size, change
 
 _OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one run measured: size and change by layer and step; which layers are trained."""
+
+    sizes: dict[tuple[str, int], tuple[float, float]]
+    trained: frozenset[str]
+
+    @property
+    def layers(self) -> list[str]:
+        return list(dict.fromkeys(layer for layer, _ in self.sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,7 @@ class CheckRow:
 
     sizes are the root mean squares of its output, changes those of its difference from the output
     at the start, both averaged over seeds; slopes are those of log2 against log2 of the width.
+    is_trained says whether the layer has parameters that are trained.
     """
 
     layer: str
@@ -40,6 +53,12 @@ class CheckRow:
     changes: tuple[float, ...]
     size_slope: float
     change_slope: float
+    is_trained: bool = True
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a layer that is trained has not changed at any width."""
+        return self.is_trained and not any(self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +66,9 @@ class CoordinateCheck:
     """What `coordinate_check` measured: a row for every layer and number of steps; print it.
 
     It passes if after the last step no layer's output, and no layer's change, grows faster than
-    width**bound, and no layer's change shrinks faster than width**-shrink_bound. The size of an
-    output may shrink: the head's does at the start.
+    width**bound, no layer's change shrinks faster than width**-shrink_bound, and every layer that
+    is trained has moved at some width. The size of an output may shrink: the head's does at the
+    start.
     """
 
     rows: tuple[CheckRow, ...]
@@ -76,7 +96,13 @@ class CoordinateCheck:
     def is_fine(self, row: CheckRow) -> bool:
         """Whether a row keeps to the rule."""
         highest = max(row.size_slope, row.change_slope)
-        return highest <= self.bound and row.change_slope >= -self.shrink_bound
+        is_bound = highest <= self.bound and row.change_slope >= -self.shrink_bound
+        return is_bound and not row.is_stuck
+
+    def _verdict(self, row: CheckRow) -> str:
+        if self.is_fine(row):
+            return "ok"
+        return "FAIL: never moves" if row.is_stuck else "FAIL"
 
     def __str__(self) -> str:
         head = ("layer", *(f"change at {w}" for w in self.widths), "slope", "size's slope", "")
@@ -86,7 +112,7 @@ class CoordinateCheck:
                 *(f"{change:.3g}" for change in row.changes),
                 f"{row.change_slope:+.2f}",
                 f"{row.size_slope:+.2f}",
-                "ok" if self.is_fine(row) else "FAIL",
+                self._verdict(row),
             )
             for row in self.last_rows
         ]
@@ -98,7 +124,7 @@ class CoordinateCheck:
         """Draw a panel for every layer, a line for every step; .svg, .png or .pdf."""
         panels = [
             Panel(
-                title=row.layer,
+                title=row.layer + ", never moves" * row.is_stuck,
                 slope=row.change_slope,
                 is_fine=self.is_fine(row),
                 lines=tuple(r.changes for r in self.rows if r.layer == row.layer and r.step),
@@ -131,7 +157,8 @@ def coordinate_check(
     Under a right parametrization the output of every layer changes by about the same at every
     width; where it grows with the width, a rate that suits a small model is too high for a wide
     one. Measured is the output of every layer that has parameters, after each step, on the batch
-    that is trained on. Ref: [Y22 App. D].
+    that is trained on. The random numbers of all passes of a run are the same, so that dropout is
+    not measured. Ref: [Y22 App. D].
 
     Args:
         make_model: makes the model of a width; its weights are initialised anew.
@@ -139,7 +166,8 @@ def coordinate_check(
         batch: (inputs, targets), or a function that makes them for a width.
         loss: a function of model and batch; unless given, cross entropy for targets that are
             classes, else the mean square error, of model(inputs).
-        steps: of training.
+        steps: of training; two or more where the head starts at zero, since only it moves in the
+            first.
         lr: the rate at the base width.
         base_width: the smallest of the widths unless given.
         optimizer: "adam" or "sgd".
@@ -163,7 +191,7 @@ def coordinate_check(
     steps, seeds = whole_number(steps, "steps", 1), whole_number(seeds, "seeds", 1)
     is_mup = parametrization == "mup"
 
-    def run(width: int, seed: int) -> _Sizes:
+    def run(width: int, seed: int) -> _Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = make_model(width)
@@ -174,11 +202,13 @@ def coordinate_check(
                 groups = param_groups(model, lr, base_width=base, optimizer=optimizer, head=head)
             data = batch(width) if callable(batch) else batch
             chosen = _OPTIMIZERS[optimizer](groups, lr=lr)
-            return _train(model, chosen, loss or _default_loss, data, steps)
+            value = partial(_seeded_loss, loss or _default_loss, model, data, seed)
+            return _train(model, chosen, value, steps)
 
-    measured = [_mean([run(width, seed) for seed in range(seeds)]) for width in widths]
+    runs = [[run(width, seed) for seed in range(seeds)] for width in widths]
+    _check_layers(widths, runs)
     title = f"{parametrization}, {optimizer}, lr {lr:g} at base width {base}, {steps} steps"
-    return CoordinateCheck(_rows(widths, measured), widths, bound, shrink_bound, title)
+    return CoordinateCheck(_rows(widths, runs), widths, bound, shrink_bound, title)
 
 
 def _checked_widths(widths: Sequence[int]) -> tuple[int, ...]:
@@ -190,6 +220,20 @@ def _checked_widths(widths: Sequence[int]) -> tuple[int, ...]:
             fix="give a few, such as [64, 128, 256, 512]",
         )
     return widths
+
+
+def _check_layers(widths: tuple[int, ...], runs: list[list[_Run]]) -> None:
+    """All runs must have measured the same layers."""
+    first = runs[0][0].layers
+    for width, at_width in zip(widths, runs, strict=True):
+        for seed, run in enumerate(at_width):
+            if differ := sorted(set(first) ^ set(run.layers)):
+                raise EinlinearError(
+                    what=f"the layers at width {width} (seed {seed}) are not those at width "
+                    f"{widths[0]}: {', '.join(differ[:8])}{', ...' * (len(differ) > 8)}",
+                    rule="a model has the same layers, by name, at every width",
+                    fix="let make_model change widths only, not the number or names of layers",
+                )
 
 
 def _naive(model: nn.Module, starts: tuple[Start, ...]) -> tuple[Start, ...]:
@@ -217,9 +261,15 @@ def _default_loss(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
+def _seeded_loss(loss: Loss, model: nn.Module, batch: Any, seed: int) -> Tensor:
+    """The loss, with the same random numbers each time: what dropout drops stays the same."""
+    torch.manual_seed(seed)
+    return loss(model, batch)
+
+
 def _train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, batch: Any, steps: int
-) -> _Sizes:
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor], steps: int
+) -> _Run:
     """The size and the change of every layer's output before and after each step."""
     outputs: dict[str, Tensor] = {}
 
@@ -232,10 +282,11 @@ def _train(
 
     for layer in find_layers(model, frozen=True):
         layer.module.register_forward_hook(hook(layer.name))
-    sizes: _Sizes = {}
+    trained = frozenset(layer.name for layer in find_layers(model))
+    sizes: dict[tuple[str, int], tuple[float, float]] = {}
     start: dict[str, Tensor] = {}
     for step in range(steps + 1):
-        value = loss(model, batch)
+        value = loss()
         start = start or dict(outputs)
         for name, output in outputs.items():
             sizes[name, step] = _rms(output), _rms(output - start[name])
@@ -243,7 +294,7 @@ def _train(
             optimizer.zero_grad()
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return sizes
+    return _Run(sizes, trained)
 
 
 def _first_tensor(output: object) -> Tensor | None:
@@ -258,21 +309,17 @@ def _rms(tensor: Tensor) -> float:
     return float(tensor.square().mean().sqrt())
 
 
-def _mean(runs: list[_Sizes]) -> _Sizes:
-    count = len(runs)
-    return {
-        key: (sum(run[key][0] for run in runs) / count, sum(run[key][1] for run in runs) / count)
-        for key in runs[0]
-    }
-
-
-def _rows(widths: tuple[int, ...], measured: list[_Sizes]) -> tuple[CheckRow, ...]:
+def _rows(widths: tuple[int, ...], runs: list[list[_Run]]) -> tuple[CheckRow, ...]:
+    """Rows of what was measured, averaged over the runs of each width."""
     rows = []
-    for layer, step in measured[0]:
-        sizes = tuple(at_width[layer, step][0] for at_width in measured)
-        changes = tuple(at_width[layer, step][1] for at_width in measured)
+    first = runs[0][0]
+    for layer, step in first.sizes:
+        pairs = [[run.sizes[layer, step] for run in at_width] for at_width in runs]
+        sizes = tuple(sum(size for size, _ in pair) / len(pair) for pair in pairs)
+        changes = tuple(sum(change for _, change in pair) / len(pair) for pair in pairs)
         slopes = slope(widths, sizes), slope(widths, changes)
-        rows.append(CheckRow(layer, step, sizes, changes, *slopes))
+        is_trained = layer in first.trained
+        rows.append(CheckRow(layer, step, sizes, changes, *slopes, is_trained))
     return tuple(rows)
 
 
