@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from einlinear import __version__
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, cannot_write
 from einlinear.structures.diagram import draw_structure
 from einlinear.structures.plan import Plan, Step, make_plan
 from einlinear.structures.taxonomy import taxonomy
@@ -177,8 +177,8 @@ def landscape(
         processes: how many runs at once, each on one thread.
     """
     from einlinear.bench import machine_facts  # torch takes a while to load
+    from einlinear.models.check_plot import check_matplotlib
     from einlinear.progress import progress_bar
-    from einlinear.studies.landscape_plot import check_matplotlib
     from einlinear.studies.landscape_sweep import landscape as run_landscape
 
     check_matplotlib()  # now rather than after all runs
@@ -295,11 +295,7 @@ def _save(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        raise EinlinearError(
-            what=f"cannot write {path}: {error.strerror or error}",
-            rule="the output goes to a file in a folder that can be written",
-            fix="choose another path, or make room and check its permissions",
-        ) from error
+        raise cannot_write(path, error) from error
 
 
 def _read(path: Path) -> str:

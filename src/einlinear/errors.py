@@ -1,5 +1,9 @@
 """The one exception of the package."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class EinlinearError(ValueError):
     """Bad input from a user: what was given, the rule it broke, what to type instead.
@@ -20,3 +24,12 @@ class EinlinearError(ValueError):
 
 def _rebuild(what: str, rule: str, fix: str) -> EinlinearError:
     return EinlinearError(what=what, rule=rule, fix=fix)
+
+
+def cannot_write(path: Path, error: OSError) -> EinlinearError:
+    """What to raise where a file cannot be written."""
+    return EinlinearError(
+        what=f"cannot write {path}: {error.strerror or error}",
+        rule="the output goes to a file in a folder that can be written",
+        fix="choose another path, or make room and check its permissions",
+    )

@@ -22,17 +22,24 @@ class Panel:
     lines: tuple[tuple[float, ...], ...]
 
 
-def draw_panels(panels: list[Panel], widths: tuple[int, ...], title: str, path: Path) -> Path:
-    """Write the panels to a file; its ending says the format."""
+def check_matplotlib() -> None:
+    """Refuse to go on where pictures cannot be drawn."""
     try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise EinlinearError(
             what="plots need matplotlib, which is not installed",
             rule="plotting is an extra of the package",
             fix='pip install "einlinear[plot]"',
         ) from error
+
+
+def draw_panels(panels: list[Panel], widths: tuple[int, ...], title: str, path: Path) -> Path:
+    """Write the panels to a file; its ending says the format."""
+    check_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     columns = min(4, len(panels))
     rows = ceil(len(panels) / columns)
     figure = Figure(figsize=(2.6 * columns + 0.6, 2.1 * rows + 0.9), layout="constrained")

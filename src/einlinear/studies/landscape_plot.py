@@ -11,6 +11,7 @@ from textwrap import fill
 from typing import Any
 
 from einlinear.errors import EinlinearError
+from einlinear.models.check_plot import check_matplotlib
 
 _INK, _GRAY, _FAINT = "#1c2430", "#6b7280", "#e7e9ee"
 _DRIFT = "#f3c98b"
@@ -36,18 +37,6 @@ class LandscapePanel:
     column: str
     lines: tuple[Line, ...]
     reference: int | None
-
-
-def check_matplotlib() -> None:
-    """Refuse to go on where pictures cannot be drawn."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise EinlinearError(
-            what="plots need matplotlib, which is not installed",
-            rule="plotting is an extra of the package",
-            fix='pip install "einlinear[plot]"',
-        ) from error
 
 
 def draw_landscape(

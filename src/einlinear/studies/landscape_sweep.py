@@ -18,7 +18,7 @@ from typing import IO
 
 import torch
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, cannot_write
 from einlinear.structures.values import whole_number
 from einlinear.studies.images import Images, load_images
 from einlinear.studies.landscape import Landscape, make_landscape
@@ -107,11 +107,7 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], dict[Run, RunResult]]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
     except OSError as error:
-        raise EinlinearError(
-            what=f"cannot write {path}: {error.strerror or error}",
-            rule="the output goes to a file in a folder that can be written",
-            fix="choose another path, or make room and check its permissions",
-        ) from error
+        raise cannot_write(path, error) from error
     with file:
         results = read_results(path)
         file.truncate(path.read_bytes().rfind(b"\n") + 1)
