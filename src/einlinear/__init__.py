@@ -12,6 +12,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from einlinear.errors import EinlinearError as EinlinearError
     from einlinear.layers.linear import EinsumLinear as EinsumLinear
+    from einlinear.layers.moe import MoEFeedForward as MoEFeedForward
+    from einlinear.layers.moe import MoELinear as MoELinear
+    from einlinear.layers.routing import Routing as Routing
+    from einlinear.layers.routing import balance_loss as balance_loss
     from einlinear.layers.scaling import Scaling as Scaling
     from einlinear.layers.scaling import embedding_scaling as embedding_scaling
     from einlinear.layers.scaling import matrix_scaling as matrix_scaling
@@ -66,6 +70,10 @@ _HOMES = {
     "grid_structures": "structures.sampling",
     "draw_structure": "structures.diagram",
     "EinsumLinear": "layers.linear",
+    "MoELinear": "layers.moe",
+    "MoEFeedForward": "layers.moe",
+    "Routing": "layers.routing",
+    "balance_loss": "layers.routing",
     "tune": "layers.tune",
     "convert_": "models.convert",
     "plan_conversion": "models.convert",

@@ -1,0 +1,270 @@
+"""Mixtures of experts: MoELinear for any linear layer, MoEFeedForward for a whole feed-forward net.
+
+Only the active experts of a token are computed; no token is dropped, however many go to one expert.
+
+Legend: x_td rows of input, y_te rows of output, experts_tk and weights_tk of each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, relu, silu
+
+from einlinear.errors import EinlinearError
+from einlinear.layers.execute import dense_weight
+from einlinear.layers.expert_operators import multiply_experts
+from einlinear.layers.experts import expert_scales, sort_pairs
+from einlinear.layers.routing import Gate, Routed
+from einlinear.layers.scaling import Scaling, factor_scaling, matrix_scaling, vector_scaling
+from einlinear.structures.named import dense
+from einlinear.structures.plan import make_plan
+from einlinear.structures.structure import Structure
+from einlinear.structures.text import parse
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": gelu, "relu": relu, "silu": silu}
+
+
+class MoELinear(Routed):
+    """A linear layer whose matrix is a mixture of experts, chosen for each token by a gate.
+
+        y = sum over the active experts e of p_e W_e x, + bias        p: softmax of their logits
+
+    Every W_e has the same structure. The factors are parameters named A, B, C, ... with the axis of
+    experts in front; `gate` is a linear layer without bias that starts at zero. `last_routing` says
+    where the tokens of the last forward pass went. Ref: [P24 §5].
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether a bias is added, one for all experts.
+        structure: of each expert: a Structure, or its text such as "btt(rank=2)".
+        num_experts: how many experts there are.
+        num_active: how many each token uses.
+        weight_norm: whether factors are normalised, each expert's by itself.
+        device: where the parameters are.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        structure: Structure | str,
+        num_experts: int,
+        num_active: int = 2,
+        weight_norm: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, num_active)
+        structure = parse(structure) if isinstance(structure, str) else structure
+        self.plan = make_plan(structure, in_features, out_features)
+        self.in_features = self.plan.d_in
+        self.out_features = self.plan.d_out
+        self.weight_norm = weight_norm
+        scaling = factor_scaling(self.plan)
+        self._names = [step.factor for step in self.plan.steps]
+        self._stds = [scaling[name].init_std for name in self._names]
+        for name, shape in self.plan.factor_shapes.items():
+            empty = torch.empty((self.num_experts, *shape), device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty))
+        empty = torch.empty(self.out_features, device=device, dtype=dtype)
+        self.bias = nn.Parameter(empty) if bias else None
+        self.gate = Gate(self.in_features, self.num_experts, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    @property
+    def structure(self) -> Structure:
+        """The structure of each expert."""
+        return self.plan.structure
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds per token: of the active experts and of the gate; no bias."""
+        return self.num_active * self.plan.macs + self.in_features * self.num_experts
+
+    def param_scaling(self) -> dict[str, Scaling]:
+        """What initialisation and learning rates need to know: that of one expert."""
+        scaling = factor_scaling(self.plan)
+        if self.bias is not None:
+            scaling["bias"] = vector_scaling(self.out_features)
+        return scaling
+
+    def reset_parameters(self) -> None:
+        """Draw the factors of all experts anew; bias and gate 0."""
+        for name, scaling in self.param_scaling().items():
+            nn.init.normal_(getattr(self, name), std=scaling.init_std)
+        self.gate.reset_parameters()
+
+    def to_dense(self) -> Tensor:
+        """The effective weights, (num_experts, out_features, in_features)."""
+        factors = [getattr(self, name) for name in self._names]
+        if self.weight_norm:
+            scales = expert_scales(factors, self._stds)
+            shapes = [(-1, *[1] * (factor.dim() - 1)) for factor in factors]
+            triples = zip(factors, scales, shapes, strict=True)
+            factors = [factor * scale.view(shape).to(factor) for factor, scale, shape in triples]
+        own = zip(*(factor.unbind() for factor in factors), strict=True)
+        return torch.stack([dense_weight(self.plan, list(expert)) for expert in own])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer applied to the last axis of x."""
+        factors = [getattr(self, name) for name in self._names]
+        _check(x, factors[0], self.in_features)
+        x_td = x.reshape(-1, self.in_features)
+        experts_tk, weights_tk = self.route(x_td)
+        pairs = sort_pairs(experts_tk, self.num_experts)
+        y_te = multiply_experts(
+            self.plan,
+            _cast(x_td),
+            weights_tk.flatten().index_select(0, pairs.order),
+            pairs,
+            [_cast(factor) for factor in factors],
+            bias=None if self.bias is None else _cast(self.bias),
+            stds=self._stds if self.weight_norm else (),
+            adds=x_td.shape[0],
+        )
+        return y_te.reshape(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """What print(layer) shows."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, structure={str(self.structure)!r}, "
+            f"num_experts={self.num_experts}, num_active={self.num_active}"
+            + ("" if self.weight_norm else ", weight_norm=False")
+        )
+
+
+class MoEFeedForward(Routed):
+    """A feed-forward net of two dense layers, of which there are many: the standard MoE.
+
+        y = sum over the active experts e of p_e (D_e f(U_e x + up_bias_e) + down_bias_e)
+
+    U and D are the parameters `up` (experts x d_model x d_hidden) and `down` (experts x d_hidden x
+    d_model). Gate, routing and balance are those of MoELinear, with which it is to be compared.
+
+    Args:
+        d_model: width of input and output.
+        d_hidden: width of each expert's hidden layer.
+        num_experts: how many experts there are.
+        num_active: how many each token uses.
+        activation: "gelu", "relu" or "silu".
+        bias: whether every expert adds biases.
+        device: where the parameters are.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        *,
+        num_experts: int,
+        num_active: int = 2,
+        activation: str = "gelu",
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, num_active)
+        if activation not in ACTIVATIONS:
+            raise EinlinearError(
+                what=f"the activation is {activation!r}",
+                rule=f"an activation is one of {', '.join(ACTIVATIONS)}",
+                fix='give activation="gelu"',
+            )
+        self.activation = activation
+        self._up_plan = make_plan(dense(), d_model, d_hidden)
+        self._down_plan = make_plan(dense(), d_hidden, d_model)
+        self.d_model, self.d_hidden = self._up_plan.d_in, self._up_plan.d_out
+
+        def stacked(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(num_experts, *shape, device=device, dtype=dtype))
+
+        self.up, self.down = stacked(d_model, d_hidden), stacked(d_hidden, d_model)
+        self.up_bias = stacked(d_hidden) if bias else None
+        self.down_bias = stacked(d_model) if bias else None
+        self.gate = Gate(d_model, self.num_experts, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds per token: of the active experts and of the gate; no biases."""
+        return self.num_active * 2 * self.d_model * self.d_hidden + self.d_model * self.num_experts
+
+    def param_scaling(self) -> dict[str, Scaling]:
+        """What initialisation and learning rates need to know: that of one expert."""
+        scaling = {
+            "up": matrix_scaling(self.d_model, self.d_hidden),
+            "down": matrix_scaling(self.d_hidden, self.d_model),
+        }
+        if self.up_bias is not None:
+            scaling["up_bias"] = vector_scaling(self.d_hidden)
+            scaling["down_bias"] = vector_scaling(self.d_model)
+        return scaling
+
+    def reset_parameters(self) -> None:
+        """Draw all experts anew; biases and gate 0."""
+        for name, scaling in self.param_scaling().items():
+            nn.init.normal_(getattr(self, name), std=scaling.init_std)
+        self.gate.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The net applied to the last axis of x."""
+        _check(x, self.up, self.d_model)
+        x_td = x.reshape(-1, self.d_model)
+        experts_tk, weights_tk = self.route(x_td)
+        pairs = sort_pairs(experts_tk, self.num_experts)
+        hidden_ph = multiply_experts(self._up_plan, _cast(x_td), None, pairs, [_cast(self.up)])
+        if self.up_bias is not None:
+            expert_p = experts_tk.flatten().index_select(0, pairs.order)
+            hidden_ph = hidden_ph + self.up_bias.to(hidden_ph.dtype).index_select(0, expert_p)
+        y_te = multiply_experts(
+            self._down_plan,
+            ACTIVATIONS[self.activation](hidden_ph),
+            weights_tk.flatten().index_select(0, pairs.order),
+            pairs,
+            [_cast(self.down)],
+            takes=False,
+            adds=x_td.shape[0],
+        )
+        if self.down_bias is not None:
+            biases_tke = self.down_bias.to(y_te.dtype)[experts_tk]
+            y_te = y_te + (weights_tk.unsqueeze(-1).to(y_te.dtype) * biases_tke).sum(-2)
+        return y_te.reshape(x.shape)
+
+    def extra_repr(self) -> str:
+        """What print(layer) shows."""
+        return (
+            f"d_model={self.d_model}, d_hidden={self.d_hidden}, num_experts={self.num_experts}, "
+            f"num_active={self.num_active}, activation={self.activation!r}, "
+            f"bias={self.up_bias is not None}"
+        )
+
+
+def _check(x: Tensor, weight: Tensor, width: int) -> None:
+    is_cast = torch.amp.is_autocast_available(x.device.type)
+    is_cast = is_cast and torch.is_autocast_enabled(x.device.type)
+    fits = (x.dtype == weight.dtype or is_cast) and x.device == weight.device
+    if not fits or x.shape[-1:] != (width,):
+        raise EinlinearError(
+            what=f"the input has shape {tuple(x.shape)} and dtype {x.dtype}, on {x.device}",
+            rule=f"the layer takes {weight.dtype}, with a last axis of {width}, on {weight.device}",
+            fix=f"reshape or project the input to (..., {width}); convert it with "
+            f".to({weight.device.type!r}, {weight.dtype}), or the layer with layer.to(...)",
+        )
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    """What autocast does to an operand of a linear layer: nothing to float64."""
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensor
+    is_cast = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(torch.get_autocast_dtype(device)) if is_cast else tensor

@@ -1,0 +1,242 @@
+"""Routing: which experts a token goes to, and with what weights; the balance of a model's gates.
+
+Legend: x_td rows of input, logits_te one number per token and expert, experts_tk the active ones.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from einlinear.errors import EinlinearError
+from einlinear.layers import compiled
+from einlinear.layers.scaling import Scaling
+from einlinear.structures.values import whole_number
+
+# Mixing numbers of 64 bits: odd, their bits without pattern.
+_FIRST, _SECOND = -7046029254386353131, -4658895280553007687
+_LOW_BITS = 16
+
+
+class Gate(nn.Linear):
+    """The linear layer of a router: no bias, starts at zero, computes in float32 or better."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_experts: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(in_features, num_experts, bias=False, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """All zero: no expert is preferred."""
+        nn.init.zeros_(self.weight)
+
+    def param_scaling(self) -> dict[str, Scaling]:
+        """A matrix that starts at zero."""
+        return {"weight": Scaling(self.in_features, self.out_features, init_std=0.0)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits, also under autocast and for half precision in float32."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        with _without_autocast(x):
+            return linear(x.to(dtype), self.weight.to(dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """Where the tokens of one forward pass went; plain values, and two that can be differentiated.
+
+    logits: one per token and expert.
+    experts: the active experts of each token.
+    """
+
+    logits: Tensor
+    experts: Tensor
+
+    @property
+    def load(self) -> tuple[float, ...]:
+        """The share of all pairs (token, expert) that each expert got."""
+        return tuple(self.shares().tolist())
+
+    @property
+    def probability(self) -> tuple[float, ...]:
+        """The mean probability of each expert, by a softmax over all."""
+        return tuple(self.mean_probability().tolist())
+
+    @property
+    def entropy(self) -> float:
+        """How evenly the load is spread: 1 if all experts have the same, 0 if one has all."""
+        shares = [share for share in self.load if share > 0]
+        num_experts = self.logits.shape[-1]
+        return -sum(share * log(share) for share in shares) / log(max(2, num_experts))
+
+    def changed_since(self, other: Routing) -> float:
+        """The share of tokens that had other experts in another pass over the same tokens."""
+        if self.experts.shape != other.experts.shape:
+            raise EinlinearError(
+                what=f"routings of shapes {tuple(self.experts.shape)} and "
+                f"{tuple(other.experts.shape)} are compared",
+                rule="what changed is known for the same tokens and the same number of experts",
+                fix="run both passes on the same batch",
+            )
+        before, after = (r.experts.sort(-1).values for r in (other, self))
+        changed = (before != after).any(-1)
+        return float(changed.float().mean()) if len(changed) else 0.0
+
+    def shares(self) -> Tensor:
+        """The load as a tensor."""
+        flat = self.experts.flatten()
+        counts = self.logits.new_zeros(self.logits.shape[-1])
+        counts = counts.scatter_add(0, flat, torch.ones_like(flat, dtype=counts.dtype))
+        return counts / max(1, flat.shape[0])
+
+    def mean_probability(self) -> Tensor:
+        """The mean probability of each expert as a tensor, differentiable."""
+        return self.logits.softmax(-1).sum(0) / max(1, self.logits.shape[0])
+
+    def mean_square(self) -> Tensor:
+        """The mean square of log sum exp of the logits (z-loss), differentiable."""
+        return self.logits.logsumexp(-1).square().sum() / max(1, self.logits.shape[0])
+
+
+class Routed(nn.Module):
+    """A layer with a gate and experts. `last_routing` is the one thing its forward writes."""
+
+    num_experts: int
+    num_active: int
+    gate: Gate
+
+    def __init__(self, num_experts: int, num_active: int) -> None:
+        super().__init__()
+        self.num_experts = whole_number(
+            num_experts, "num_experts", 1, fix="give at least one expert"
+        )
+        self.num_active = whole_number(
+            num_active,
+            "num_active",
+            1,
+            self.num_experts,
+            fix=f"give an int from 1 to num_experts, which is {self.num_experts}",
+        )
+        self._routed: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def last_routing(self) -> Routing | None:
+        """Where the tokens of the last forward pass went; None before the first."""
+        return None if self._routed is None else Routing(*self._routed)
+
+    def route(self, x_td: Tensor) -> tuple[Tensor, Tensor]:
+        """The active experts of each token, and their weights, which add up to 1."""
+        logits_te = self.gate(x_td)
+        experts_tk = choose_experts(logits_te, x_td, self.num_active)
+        if not _is_exporting():
+            self._routed = (logits_te, experts_tk)
+        with _without_autocast(x_td):
+            return experts_tk, logits_te.gather(-1, experts_tk).softmax(-1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and saved: not the last routing, which belongs to a graph."""
+        return {**self.__dict__, "_routed": None}
+
+
+def choose_experts(logits_te: Tensor, x_td: Tensor, num_active: int) -> Tensor:
+    """The experts of the largest logits, for every token.
+
+    Departure: the paper's gate starts at zero and then sends all tokens to the same experts. Here a
+    token prefers experts in an order that is drawn from its own numbers, and that order decides
+    among equal logits. So a fresh layer is balanced, and where a token goes depends on nothing but
+    the token. Ref: [P24 §5].  Checked by: test_routing.py::test_a_fresh_gate_is_balanced.
+    """
+    logits_te = logits_te.detach()
+    num_experts = logits_te.shape[-1]
+    if 0 < num_active < num_experts and compiled.is_direct(x_td, ()):
+        # Most often there are no ties; to look costs less than to prefer.
+        top = logits_te.topk(num_active + 1, -1)
+        if bool((top.values[:, num_active - 1] > top.values[:, num_active]).all()):
+            return top.indices[:, :num_active].contiguous()
+    # The preference takes the place of the last bits, which float32 does not use.
+    bits_te = (logits_te + 0.0).double().view(torch.int64)
+    keys_te = (bits_te >> _LOW_BITS << _LOW_BITS) | _preferences(x_td.detach(), num_experts)
+    return keys_te.view(torch.float64).topk(num_active, -1).indices
+
+
+def _preferences(x_td: Tensor, num_experts: int) -> Tensor:
+    """A number of few bits for every token and expert, drawn from all bits of the token."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x_td.element_size()]
+    bits_td = x_td.contiguous().view(whole).long()
+    places = torch.arange(1, x_td.shape[-1] + 1, device=x_td.device)
+    experts = torch.arange(1, num_experts + 1, device=x_td.device)
+    hash_t = _mixed((bits_td * (_mixed(places * _FIRST) | 1)).sum(-1))
+    mixed_te = _mixed(hash_t.unsqueeze(-1) + experts * _FIRST)
+    return (mixed_te >> 32) & ((1 << _LOW_BITS) - 1)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Whole numbers whose bits all depend on all bits of the given ones."""
+    numbers = (numbers ^ (numbers >> 31)) * _SECOND
+    numbers = (numbers ^ (numbers >> 29)) * _FIRST
+    return numbers ^ (numbers >> 32)
+
+
+def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+def _is_exporting() -> bool:
+    """Whether torch.export runs, which does not want a module to be written to."""
+    return torch.compiler.is_compiling() and torch.compiler.is_exporting()
+
+
+def balance_loss(model: nn.Module, *, z_loss: float = 0.1) -> Tensor:
+    """How unevenly the last forward pass used the experts: the sum over all gates of a model.
+
+        E * sum over experts of (mean probability * load)  +  z_loss * mean of (log sum exp)^2
+
+    with the logits of the gate. The first part is 1 for a gate that is balanced. Add a small
+    multiple to the loss; the paper takes 0.01 times the mean over the gates, so divide by their
+    number for that. Works with gradient checkpointing that is not reentrant, in compiled models,
+    and in DDP, where every process balances its own tokens. A layer that ran several times counts
+    with the last. Departure: log sum exp is used in the z-loss.
+    Ref: [P24 §5].  Checked by: test_routing.py::test_balance_loss_by_hand.
+    """
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, Routed)}
+    if not layers:
+        raise EinlinearError(
+            what=f"{type(model).__name__} has no layer with a gate",
+            rule="the balance of a model is that of its MoELinear and MoEFeedForward layers",
+            fix='convert it first: el.convert_(model, el.moe("btt", num_experts=8))',
+        )
+    losses = [_balance(name, layer, z_loss) for name, layer in layers.items()]
+    return torch.stack(losses).sum()
+
+
+def _balance(name: str, layer: Routed, z_loss: float) -> Tensor:
+    routing = layer.last_routing
+    if routing is None:
+        raise EinlinearError(
+            what=f"layer {name or 'itself'!r} has not run yet",
+            rule="the balance is that of the last forward pass",
+            fix="call the model first",
+        )
+    is_trained = layer.gate.weight.requires_grad and torch.is_grad_enabled()
+    if is_trained and not routing.logits.requires_grad:
+        raise EinlinearError(
+            what=f"the last forward pass of layer {name or 'itself'!r} kept no gradients",
+            rule="the balance can be trained if the forward pass had gradients",
+            fix="use checkpoint(..., use_reentrant=False); or ask under torch.no_grad() for the "
+            "value alone",
+        )
+    balance = (routing.mean_probability() * routing.shares()).sum() * layer.num_experts
+    return balance + z_loss * routing.mean_square()
