@@ -48,6 +48,7 @@ ORDER = [
     "models.check_plot",
     "models.check",
     "models.heads",
+    "models.experts",
     "models.conversion",
     "models.rules",
     "models.convert",

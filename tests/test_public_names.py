@@ -27,6 +27,7 @@ CONTRACT = [
     "balance_loss",
     "convert_",
     "heads",
+    "moe",
     "param_groups",
     "scaling_table",
     "register_scaling",

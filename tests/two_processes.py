@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from cases import STRUCTURES
-from einlinear import EinsumLinear, scaling_table
+from einlinear import EinsumLinear, MoELinear, balance_loss, scaling_table
 from einlinear import param_groups as make_groups
 
 
@@ -92,3 +92,22 @@ def compare_training(rank, kind, expected):
     assert rates == expected[0]
     for got, wanted in zip(weights, expected[1], strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+
+
+def moe_and_input():
+    torch.manual_seed(0)
+    layers = [MoELinear(32, 32, structure="btt", num_experts=4) for _ in range(2)]
+    for layer in layers:
+        nn.init.normal_(layer.gate.weight)
+    return nn.Sequential(layers[0], nn.GELU(), layers[1]), torch.randn(200, 32)
+
+
+def compare_moe_gradients(rank, expected):
+    """One expert of a process may have no tokens: its gradients are zeros, not missing."""
+    model, x = moe_and_input()
+    parallel = DistributedDataParallel(model)
+    parallel(x[rank * 100 : (rank + 1) * 100]).square().mean().backward()
+    for parameter, wanted in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, wanted, atol=1e-5, rtol=1e-4)
+    (parallel(x[:1]).square().mean() + 0.01 * balance_loss(parallel)).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

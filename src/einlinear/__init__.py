@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from einlinear.models.conversion import Conversion as Conversion
     from einlinear.models.convert import convert_ as convert_
     from einlinear.models.convert import plan_conversion as plan_conversion
+    from einlinear.models.experts import moe as moe
     from einlinear.models.groups import ScalingTable as ScalingTable
     from einlinear.models.groups import param_groups as param_groups
     from einlinear.models.groups import scaling_table as scaling_table
@@ -79,6 +80,7 @@ _HOMES = {
     "plan_conversion": "models.convert",
     "Conversion": "models.conversion",
     "heads": "models.heads",
+    "moe": "models.experts",
     "Scaling": "layers.scaling",
     "embedding_scaling": "layers.scaling",
     "matrix_scaling": "layers.scaling",

@@ -225,7 +225,8 @@ def _weighted(rows: Tensor, u_p: Tensor, into: Tensor | None) -> Tensor:
 
 def _row_dots(a_pd: Tensor, b_pd: Tensor) -> Tensor:
     dtype = torch.promote_types(a_pd.dtype, torch.float32)
-    return torch.linalg.vecdot(a_pd.to(dtype), b_pd.to(dtype))
+    dots_p: Tensor = torch.linalg.vecdot(a_pd.to(dtype), b_pd.to(dtype))
+    return dots_p
 
 
 def multiply_rows(

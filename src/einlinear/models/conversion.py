@@ -13,7 +13,9 @@ from einlinear.structures.structure import Structure
 class Swap:
     """One layer to be replaced: all its names, its shape, its structure; counts follow from them.
 
-    Parameters include the bias, which is kept. Multiply-adds are per token, without the bias.
+    Parameters include the bias, which is kept. Multiply-adds are per token, without the bias. With
+    experts, 0 standing for none, parameters are those of all, multiply-adds those of the active
+    ones, and both include the gate.
     """
 
     names: tuple[str, ...]
@@ -21,6 +23,8 @@ class Swap:
     d_out: int
     has_bias: bool
     structure: Structure
+    num_experts: int = 0
+    num_active: int = 1
 
     @property
     def name(self) -> str:
@@ -40,7 +44,8 @@ class Swap:
     @property
     def params_after(self) -> int:
         """Parameters of the structured layer."""
-        return self.plan.params + self.d_out * self.has_bias
+        num_copies = max(1, self.num_experts)
+        return num_copies * self.plan.params + self._gate + self.d_out * self.has_bias
 
     @property
     def macs_before(self) -> int:
@@ -50,7 +55,11 @@ class Swap:
     @property
     def macs_after(self) -> int:
         """Multiply-adds per token of the structured layer."""
-        return self.plan.macs
+        return self.num_active * self.plan.macs + self._gate
+
+    @property
+    def _gate(self) -> int:
+        return self.num_experts * self.d_in
 
     @property
     def padding(self) -> tuple[int, int]:
@@ -155,10 +164,11 @@ def _runs(numbers: list[int]) -> str:
 
 def _facts(swap: Swap) -> tuple[str, ...]:
     d_in, d_out = swap.padding
+    experts = f"{swap.num_experts} experts, {swap.num_active} active: " * bool(swap.num_experts)
     padding = " ".join(f"{side} +{n}" for side, n in (("in", d_in), ("out", d_out)) if n)
     return (
         f"{swap.d_in} -> {swap.d_out}",
-        str(swap.structure),
+        f"{experts}{swap.structure}",
         _change(swap.params_before, swap.params_after),
         _change(2 * swap.macs_before, 2 * swap.macs_after),
         padding or "none",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 from torch import nn
@@ -10,8 +12,10 @@ from torch.nn.parameter import is_lazy
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.moe import MoELinear
 from einlinear.models.attention import ProjectedAttention
 from einlinear.models.conversion import Conversion, Left, Swap, grouped
+from einlinear.models.experts import Experts
 from einlinear.models.heads import Heads
 from einlinear.models.rules import Rules, choose, listed, read_rules
 from einlinear.models.sites import Site, find_sites, output_heads, structured_names
@@ -41,7 +45,8 @@ def convert_(
         rules: a structure for all layers but the output head; or {pattern: structure}, the first
             match deciding. A pattern is a glob on the layer's name ("*.mlp.*"), or a compiled
             regular expression for all of it; a structure is a Structure, its text, el.heads(...),
-            or None to leave the layer alone. Only a pattern for it alone replaces an output head.
+            el.moe(...), or None to leave the layer alone. Only a pattern for it alone replaces an
+            output head.
         where: a further condition on the layer (or the attention that holds it) and its name.
         init: "fresh" draws new weights, biases 0.
         weight_norm: whether the new layers normalise their factors.
@@ -128,10 +133,10 @@ def apply_swaps_(
     _leave_fast_path_(model)
 
 
-def _swap(model: nn.Module, site: Site, rule: Structure | Heads) -> Swap:
+def _swap(model: nn.Module, site: Site, rule: Structure | Heads | Experts) -> Swap:
     """The swap that a rule asks for; an error says of which layer it is."""
     try:
-        structure = rule
+        structure = rule.structure if isinstance(rule, Experts) else rule
         if isinstance(structure, Heads):
             structure = structure.structure_for(model, site.name, site.d_in, site.d_out)
         make_plan(structure, site.d_in, site.d_out)
@@ -141,7 +146,10 @@ def _swap(model: nn.Module, site: Site, rule: Structure | Heads) -> Swap:
             rule=error.rule,
             fix=error.fix,
         ) from error
-    return Swap(site.names, site.d_in, site.d_out, site.bias is not None, structure)
+    swap = Swap(site.names, site.d_in, site.d_out, site.bias is not None, structure)
+    if not isinstance(rule, Experts):
+        return swap
+    return replace(swap, num_experts=rule.num_experts, num_active=rule.num_active)
 
 
 def _check_sites(model: nn.Module, sites: tuple[Site, ...]) -> None:
@@ -183,9 +191,12 @@ def _refuse_nothing_to_do(left: list[Left]) -> NoReturn:
     )
 
 
-def _new_layer(site: Site, swap: Swap, init: str, weight_norm: bool) -> EinsumLinear:
+def _new_layer(site: Site, swap: Swap, init: str, weight_norm: bool) -> EinsumLinear | MoELinear:
     """The structured layer, with device, dtype and flags of the dense one."""
-    new = EinsumLinear(
+    make: Callable[..., EinsumLinear | MoELinear] = EinsumLinear
+    if swap.num_experts:
+        make = partial(MoELinear, num_experts=swap.num_experts, num_active=swap.num_active)
+    new = make(
         swap.d_in,
         swap.d_out,
         bias=swap.has_bias,
@@ -201,7 +212,7 @@ def _new_layer(site: Site, swap: Swap, init: str, weight_norm: bool) -> EinsumLi
     return new.train(site.module.training)
 
 
-def _fill_(new: EinsumLinear, old: Site, init: str) -> None:
+def _fill_(new: EinsumLinear | MoELinear, old: Site, init: str) -> None:
     """Give a new layer its first weights; a fresh one has them from the start."""
     if init == "fresh":
         return
@@ -218,7 +229,7 @@ def _leave_fast_path_(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
             continue
-        if any(isinstance(inner, EinsumLinear) for inner in module.modules()):
+        if any(isinstance(inner, EinsumLinear | MoELinear) for inner in module.modules()):
             if isinstance(module, nn.TransformerEncoder):
                 module.use_nested_tensor = False
             else:

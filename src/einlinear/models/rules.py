@@ -11,22 +11,24 @@ from typing import NoReturn
 
 from einlinear.errors import EinlinearError
 from einlinear.models.conversion import grouped
+from einlinear.models.experts import Experts
 from einlinear.models.heads import Heads
 from einlinear.structures.structure import Structure, check_structure
 from einlinear.structures.text import parse
 
-Rule = Structure | Heads | str | None
+Rule = Structure | Heads | Experts | str | None
+Read = Structure | Heads | Experts | None
 Rules = Rule | Mapping[str, Rule] | Mapping[re.Pattern[str], Rule] | Mapping[object, Rule]
 Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern on names, and what it gives: a structure, aligned heads, or None for nothing."""
+    """A pattern on names, and what it gives: a structure, heads, experts, or None for nothing."""
 
     text: str
     regex: re.Pattern[str]
-    rule: Structure | Heads | None
+    rule: Read
 
     @property
     def is_catch_all(self) -> bool:
@@ -59,7 +61,7 @@ def choose(
     layers: Sequence[Names],
     heads: frozenset[str],
     others: Sequence[Names] = (),
-) -> dict[str, tuple[Structure | Heads | None, str]]:
+) -> dict[str, tuple[Read, str]]:
     """For every layer, by its first name: what it gets, or None and the reason.
 
     The first pattern that matches decides. Patterns pass by an output head unless they match heads
@@ -69,7 +71,7 @@ def choose(
     matched = [{names for names in layers if pattern.matches(names)} for pattern in patterns]
     is_for = [_is_for_heads(*pair, heads) for pair in zip(patterns, matched, strict=True)]
     reached: set[int] = set()
-    chosen: dict[str, tuple[Structure | Heads | None, str]] = {}
+    chosen: dict[str, tuple[Read, str]] = {}
     for names in layers:
         is_head = names[0] in heads
         chosen[names[0]] = (None, "output head" if is_head else "no rule")
@@ -98,10 +100,10 @@ def _is_for_heads(pattern: Pattern, found: set[Names], heads: frozenset[str]) ->
     return not pattern.is_catch_all and all(names[0] in heads for names in found)
 
 
-def _read_rule(value: object) -> Structure | Heads | None:
+def _read_rule(value: object) -> Read:
     if isinstance(value, str):
         return parse(value)
-    return value if value is None or isinstance(value, Heads) else check_structure(value)
+    return value if value is None or isinstance(value, Heads | Experts) else check_structure(value)
 
 
 def _refuse_rules(rules: object) -> NoReturn:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.routing import Gate, Routed
 from einlinear.models.attention import PROJECTIONS, projection_params, projection_widths
 from einlinear.models.facts import named_roles, plain_name
 from einlinear.models.obstacles import Surroundings, linear_class, memory
@@ -59,14 +60,19 @@ def find_sites(model: nn.Module) -> tuple[Site, ...]:
     for module, names in paths:
         if isinstance(module, nn.MultiheadAttention):
             sites += _attention_sites(module, names, paths, around)
-        elif id(module) not in inside and (widths := _widths(module)):
+        elif (
+            id(module) not in inside
+            and not isinstance(module, Gate)
+            and (widths := _widths(module))
+        ):
             sites.append(_linear_site(module, names, widths, around))
     return tuple(sites)
 
 
 def structured_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     """The names of every layer that is structured already."""
-    return tuple(names for module, names in _paths(model) if isinstance(module, EinsumLinear))
+    known = EinsumLinear | Routed
+    return tuple(names for module, names in _paths(model) if isinstance(module, known))
 
 
 def output_heads(model: nn.Module, sites: tuple[Site, ...]) -> frozenset[str]:
