@@ -325,7 +325,7 @@ def test_fresh_weights_have_the_deviation_of_one_expert():
     for name, scaling in el.EinsumLinear(256, 256, structure="btt").param_scaling().items():
         assert layer.param_scaling()[name] == scaling
         # 8 * 16**3 numbers: the deviation of a factor is known to 1 / sqrt(2 n) = 0.4 %.
-        assert float(getattr(layer, name).std()) == pytest.approx(scaling.init_std, rel=0.02)
+        assert getattr(layer, name).std().item() == pytest.approx(scaling.init_std, rel=0.02)
     assert not layer.gate.weight.any()
 
 

@@ -54,9 +54,11 @@ def expert_scales(factors: Sequence[Tensor], stds: Sequence[float]) -> Tensor:
     """What normalisation multiplies each factor of each expert by: min(1, std / rms)."""
     rows = []
     for factor, std in zip(factors, stds, strict=True):
-        numbers = factor.flatten(1).to(torch.promote_types(factor.dtype, torch.float32))
-        squares = torch.linalg.vecdot(numbers, numbers) / (numbers.shape[1] * std**2)
-        rows.append(squares.clamp(min=1.0).rsqrt())
+        numbers = factor.flatten(1)
+        dtype = torch.promote_types(factor.dtype, torch.float32)
+        norms = torch.linalg.vector_norm(numbers, dim=1, dtype=dtype)
+        excess = norms / (std * numbers.shape[1] ** 0.5)
+        rows.append(excess.clamp(min=1.0).reciprocal())
     return torch.stack(rows)
 
 
@@ -183,7 +185,7 @@ class Work:
             torch.empty_like(factor) if flag else None
             for factor, flag in zip(self.factors, wanted[3:], strict=True)
         ]
-        inputs, weighted, backs = (x_rd.new_empty(self.most, plan.d_in) for _ in range(3))
+        inputs, weighted, backs = x_rd.new_empty(3, self.most, plan.d_in)
         taken = grad_re.new_empty(self.most, plan.d_out) if self.adds >= 0 else None
         for expert, share in self._shares():
             x_pd = self._take(x_rd, share, inputs if self.takes else None)
@@ -197,10 +199,7 @@ class Work:
             if grad_u is not None and own_u is not None:
                 grad_u[share] = _row_dots(back_pd, x_pd)
                 if shrink_fe is not None:
-                    common = own_u @ grad_u[share]  # gradient times factor, for every factor
-                    for out, factor, shrink in zip(outs, own, shrink_fe[:, expert], strict=True):
-                        if out is not None:
-                            out.addcmul_(factor, (common * shrink).to(out.dtype), value=-1)
+                    _shrink_(outs, own, shrink_fe[:, expert] * (own_u @ grad_u[share]))
             if grad_x is not None:
                 back_pd = back_pd if own_u is None else _weighted(back_pd, own_u, backs)
                 self._put(grad_x, share, back_pd, self.takes)
@@ -221,6 +220,13 @@ def _weighted(rows: Tensor, u_p: Tensor, into: Tensor | None) -> Tensor:
     if into is None:
         return rows * weights
     return torch.mul(rows, weights, out=into[: rows.shape[0]])
+
+
+def _shrink_(grads: Sequence[Tensor | None], factors: Sequence[Tensor], amounts_f: Tensor) -> None:
+    """Take from each gradient an amount of its factor: the gradient through normalisation."""
+    for grad, factor, amount in zip(grads, factors, amounts_f.unbind(), strict=True):
+        if grad is not None:
+            grad.addcmul_(factor, amount.to(grad.dtype), value=-1)
 
 
 def _row_dots(a_pd: Tensor, b_pd: Tensor) -> Tensor:
@@ -271,21 +277,7 @@ def gradients_of_rows(
         matrix = factors[0].view(plan.d_in, plan.d_out)
         return rows if into is None else torch.mm(g_pe, matrix.t(), out=rows)
     if how == "engine":
-        engine.backward(
-            plan,
-            str(x_pd.dtype).removeprefix("torch."),
-            x_pd.shape[0],
-            x_pd.data_ptr(),
-            x_pd.stride(0),
-            [factor.data_ptr() for factor in factors],
-            g_pe.data_ptr(),
-            g_pe.stride(0),
-            0 if into is None else into.data_ptr(),
-            plan.d_in,
-            [0 if out is None else out.data_ptr() for out in outs],
-            0,
-            threads=torch.get_num_threads(),
-        )
+        _engine_gradients(plan, x_pd, factors, g_pe, outs, into)
         return rows
     wanted = [into is not None, False, *(out is not None for out in outs)]
     made: Sequence[Tensor | None]
@@ -297,3 +289,28 @@ def gradients_of_rows(
         if out is not None and grad is not None:
             out.copy_(grad)
     return rows if into is None or made[0] is None else rows.copy_(made[0])
+
+
+def _engine_gradients(
+    plan: Plan,
+    x_pd: Tensor,
+    factors: Sequence[Tensor],
+    g_pe: Tensor,
+    outs: Sequence[Tensor | None],
+    into: Tensor | None,
+) -> None:
+    engine.backward(
+        plan,
+        str(x_pd.dtype).removeprefix("torch."),
+        x_pd.shape[0],
+        x_pd.data_ptr(),
+        x_pd.stride(0),
+        [factor.data_ptr() for factor in factors],
+        g_pe.data_ptr(),
+        g_pe.stride(0),
+        0 if into is None else into.data_ptr(),
+        plan.d_in,
+        [0 if out is None else out.data_ptr() for out in outs],
+        0,
+        threads=torch.get_num_threads(),
+    )
