@@ -14,6 +14,7 @@ import einlinear as el
 from cases import STRUCTURES, structures
 from einlinear.layers import compiled, expert_operators
 from einlinear.layers.experts import sort_pairs
+from einlinear.layers.measure import peak_memory
 
 HOWS = ["matrix", "engine", "strided", "einsum"]
 
@@ -38,7 +39,7 @@ def make(structure="btt(rank=2)", d_in=24, d_out=36, num_experts=5, num_active=2
 def weights_by_hand(layer):
     """Every expert's matrix, by one einsum of its normalised factors with the identity."""
     plan, stds = layer.plan, {n: s.init_std for n, s in layer.param_scaling().items()}
-    eye = torch.eye(plan.d_in, plan.d_in_padded, dtype=layer.A.dtype).view(-1, *plan.x_shape)
+    eye = torch.eye(plan.d_in, plan.d_in_padded, dtype=layer.gate.weight.dtype).view(-1, *plan.x_shape)
     matrices = []
     for expert in range(layer.num_experts):
         factors = []
@@ -358,6 +359,19 @@ def test_bad_inputs_and_activations():
         make()(torch.randn(3, 24))
     with pytest.raises(el.EinlinearError, match="the activation is 'tanh'"):
         el.MoEFeedForward(8, 8, num_experts=2, activation="tanh")
+
+
+def test_memory_follows_the_active_experts():
+    def peak(num_experts):
+        layer = make("btt", 128, 128, num_experts, dtype=torch.float32)
+        x = torch.randn(512, 128, requires_grad=True)
+        weights = sum(p.numel() for p in layer.parameters()) * 4
+        return peak_memory(lambda: layer(x).sum().backward()) - weights  # their gradients
+
+    rows = 512 * 128 * 4
+    few, many = peak(4), peak(64)
+    assert few < 16 * rows
+    assert many < few + 2 * rows  # 64 experts for all tokens would be 64 * rows
 
 
 def test_it_learns():
