@@ -39,7 +39,9 @@ def make(structure="btt(rank=2)", d_in=24, d_out=36, num_experts=5, num_active=2
 def weights_by_hand(layer):
     """Every expert's matrix, by one einsum of its normalised factors with the identity."""
     plan, stds = layer.plan, {n: s.init_std for n, s in layer.param_scaling().items()}
-    eye = torch.eye(plan.d_in, plan.d_in_padded, dtype=layer.gate.weight.dtype).view(-1, *plan.x_shape)
+    eye = torch.eye(plan.d_in, plan.d_in_padded, dtype=layer.gate.weight.dtype).view(
+        -1, *plan.x_shape
+    )
     matrices = []
     for expert in range(layer.num_experts):
         factors = []

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import einlinear as el
 from einlinear.layers.routing import Routing, choose_experts
-from two_processes import compare_moe_gradients, moe_and_input, run_two
+from two_processes import compare_moe_gradients, moe_and_input, moe_loss, run_two
 
 
 def fresh(width=32, num_experts=16, **options):
@@ -161,7 +161,8 @@ def test_what_the_balance_needs():
         assert el.balance_loss(layer) > 0
 
 
-def test_two_processes_give_the_gradients_of_one():
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes_give_the_gradients_of_one(kind):
     model, x = moe_and_input()
-    model(x).square().mean().backward()
-    run_two(compare_moe_gradients, [parameter.grad for parameter in model.parameters()])
+    moe_loss(model, x).backward()
+    run_two(compare_moe_gradients, kind, [parameter.grad for parameter in model.parameters()])

@@ -23,6 +23,9 @@ from einlinear.structures.values import whole_number
 _FIRST, _SECOND = -7046029254386353131, -4658895280553007687
 _LOW_BITS = 16
 
+# torch.export does not want a module to be written to. Torch 2.6 cannot tell it from compiling.
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
 
 class Gate(nn.Linear):
     """The linear layer of a router: no bias, starts at zero, computes in float32 or better."""
@@ -138,7 +141,7 @@ class Routed(nn.Module):
         """The active experts of each token, and their weights, which add up to 1."""
         logits_te = self.gate(x_td)
         experts_tk = choose_experts(logits_te, x_td, self.num_active)
-        if not _is_exporting():
+        if not (torch.compiler.is_compiling() and _is_exporting()):
             self._routed = (logits_te, experts_tk)
         with _without_autocast(x_td):
             return experts_tk, logits_te.gather(-1, experts_tk).softmax(-1)
@@ -192,11 +195,6 @@ def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
-
-
-def _is_exporting() -> bool:
-    """Whether torch.export runs, which does not want a module to be written to."""
-    return torch.compiler.is_compiling() and torch.compiler.is_exporting()
 
 
 def balance_loss(model: nn.Module, *, z_loss: float = 0.1) -> Tensor:
