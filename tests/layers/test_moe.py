@@ -261,6 +261,18 @@ def test_compile_without_breaks(kind, backend):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_compile_with_any_number_of_tokens():
+    torch._dynamo.reset()
+    layer = make(dtype=torch.float32)
+    fast = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch._dynamo.utils.counters.clear()
+    for num_tokens in (50, 51, 300):
+        x = torch.randn(num_tokens, 24)
+        assert_same(with_gradients(fast, layer, x), with_gradients(layer, layer, x), 1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_export():
     layer, x = make(dtype=torch.float32).eval(), torch.randn(50, 24)
     program = torch.export.export(layer, (x,))
