@@ -70,11 +70,11 @@ def oracle(layer, x):
     return y.reshape(*x.shape[:-1], layer.out_features)
 
 
-def with_gradients(function, layer, x):
+def with_gradients(function, layer, x, **options):
     x = x.clone().requires_grad_()
     y = function(x)
     weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)
-    return [y, *torch.autograd.grad(y, [x, *layer.parameters()], weights)]
+    return [y, *torch.autograd.grad(y, [x, *layer.parameters()], weights, **options)]
 
 
 def assert_same(got, wanted, tolerance=1e-10):
@@ -180,6 +180,12 @@ def test_gradients_by_differences():
 
     assert torch.autograd.gradcheck(function, (x, *parameters))
     assert torch.autograd.gradgradcheck(lambda x, *_: layer(x), (x, *parameters))
+
+
+def test_gradients_to_be_differentiated_again():
+    layer, x = make(), torch.randn(30, 24, dtype=torch.float64)
+    got = with_gradients(layer, layer, x, create_graph=True)
+    assert_same(got, with_gradients(lambda x: oracle(layer, x), layer, x))
 
 
 @pytest.mark.parametrize("trained", ["x", "gate", "bias", "A", "none"])

@@ -20,7 +20,14 @@ from torch.utils.flop_counter import register_flop_formula
 from einlinear.layers import compiled, strided
 from einlinear.layers.cost import cheapest
 from einlinear.layers.execute import einsum_steps, fitting_variants
-from einlinear.layers.experts import Pairs, Work, expert_scales, expert_shrinkage, is_matrix
+from einlinear.layers.experts import (
+    Pairs,
+    Work,
+    expert_scales,
+    expert_shrinkage,
+    is_matrix,
+    normalised_experts,
+)
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.text import parse
 
@@ -253,12 +260,10 @@ def _by_steps(
     """The gradients by operations of torch, which can be differentiated."""
     structure, d_in, d_out, _, takes, adds, stds = where
     plan = _plan(structure, d_in, d_out)
-    used = factors
-    if stds:
-        scales = expert_scales(factors, stds)
-        shapes = [(-1, *[1] * (factor.dim() - 1)) for factor in factors]
-        triples = zip(factors, scales, shapes, strict=True)
-        used = [factor * scale.view(shape).to(factor.dtype) for factor, scale, shape in triples]
+    # Aliases: weights may be made from the input, and its gradient must not go that way, too.
+    tensors = [None if t is None else t.view_as(t) for t in (x_rd, w_p, bias, *factors)]
+    x_rd, w_p, bias, *factors = tensors  # type: ignore[assignment]
+    used = normalised_experts(factors, stds) if stds else factors
     rows_pd = x_rd.index_select(0, tokens_p) if takes else x_rd
     if w_p is not None:
         rows_pd = rows_pd * w_p.unsqueeze(-1).to(rows_pd.dtype)
@@ -272,7 +277,6 @@ def _by_steps(
     if adds >= 0:
         y_re = y_re.new_zeros(adds, d_out).index_add(0, tokens_p, y_re)
     y_re = y_re if bias is None else y_re + bias
-    tensors = [x_rd, w_p, bias, *factors]
     inputs = [t for t, flag in zip(tensors, wanted, strict=True) if flag and t is not None]
     found = iter(torch.autograd.grad(y_re, inputs, grad_re, create_graph=True))
     return [next(found) if flag else None for flag in wanted]

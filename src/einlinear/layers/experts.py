@@ -62,6 +62,15 @@ def expert_scales(factors: Sequence[Tensor], stds: Sequence[float]) -> Tensor:
     return torch.stack(rows)
 
 
+def normalised_experts(factors: Sequence[Tensor], stds: Sequence[float]) -> list[Tensor]:
+    """The factors as they are multiplied, written out; differentiable."""
+    scales_fe = expert_scales(factors, stds)
+    return [
+        factor * scales_e.view(-1, *[1] * (factor.dim() - 1)).to(factor.dtype)
+        for factor, scales_e in zip(factors, scales_fe, strict=True)
+    ]
+
+
 def expert_shrinkage(factors: Sequence[Tensor], stds: Sequence[float], scales_fe: Tensor) -> Tensor:
     """1 / (n rms^2) of each factor of each expert where it is scaled down, else 0.
 

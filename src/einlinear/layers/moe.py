@@ -16,7 +16,7 @@ from torch.nn.functional import gelu, relu, silu
 from einlinear.errors import EinlinearError
 from einlinear.layers.execute import dense_weight
 from einlinear.layers.expert_operators import multiply_experts
-from einlinear.layers.experts import expert_scales, sort_pairs
+from einlinear.layers.experts import normalised_experts, sort_pairs
 from einlinear.layers.routing import Gate, Routed
 from einlinear.layers.scaling import Scaling, factor_scaling, matrix_scaling, vector_scaling
 from einlinear.structures.named import dense
@@ -105,10 +105,7 @@ class MoELinear(Routed):
         """The effective weights, (num_experts, out_features, in_features)."""
         factors = [getattr(self, name) for name in self._names]
         if self.weight_norm:
-            scales = expert_scales(factors, self._stds)
-            shapes = [(-1, *[1] * (factor.dim() - 1)) for factor in factors]
-            triples = zip(factors, scales, shapes, strict=True)
-            factors = [factor * scale.view(shape).to(factor) for factor, scale, shape in triples]
+            factors = normalised_experts(factors, self._stds)
         own = zip(*(factor.unbind() for factor in factors), strict=True)
         return torch.stack([dense_weight(self.plan, list(expert)) for expert in own])
 
