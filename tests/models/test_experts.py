@@ -125,3 +125,10 @@ def test_bad_rules():
         el.moe("bttt", 4)
     with pytest.raises(el.EinlinearError):
         el.moe(None, 4)
+
+
+def test_converting_twice_leaves_the_head_alone():
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5))
+    el.convert_(model, el.moe("btt", num_experts=4))
+    with pytest.raises(el.EinlinearError, match=r"no layer would be replaced.*output head"):
+        el.convert_(model, "btt")

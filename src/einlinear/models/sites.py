@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.moe import MoELinear
 from einlinear.layers.routing import Gate, Routed
 from einlinear.models.attention import PROJECTIONS, projection_params, projection_widths
 from einlinear.models.facts import named_roles, plain_name
@@ -129,7 +130,7 @@ def _layers(model: nn.Module, sites: tuple[Site, ...]) -> list[_Layer]:
     found += [
         (order[id(module)], _Layer(names, module.in_features, module.out_features))
         for module, names in _paths(model)
-        if isinstance(module, EinsumLinear)
+        if isinstance(module, EinsumLinear | MoELinear)
     ]
     return [layer for _, layer in sorted(found, key=lambda item: item[0])]
 
