@@ -17,6 +17,9 @@ from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
 
 
+_MOST_VARIANTS = 4096  # numbers of tokens whose variant a layer remembers
+
+
 class EinsumLinear(nn.Module):
     """A linear layer of any structure: drop-in for nn.Linear.
 
@@ -136,7 +139,7 @@ class EinsumLinear(nn.Module):
             self._check(x, factors[0])
             return None
         x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        if call.choices != self.choices:
+        if call.choices != self.choices or len(call.variants) > _MOST_VARIANTS:
             call.choices, call.variants = dict(self.choices), {}
         num_tokens = x_td.shape[0]
         variant = call.variants.get(num_tokens)
