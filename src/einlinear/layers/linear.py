@@ -16,7 +16,6 @@ from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
 
-
 _MOST_VARIANTS = 4096  # numbers of tokens whose variant a layer remembers
 
 
