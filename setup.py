@@ -48,7 +48,7 @@ setup(
         Extension(
             "einlinear.layers._engine",
             sources=[f"{FOLDER}/engine.c"],
-            depends=[f"{FOLDER}/engine_kernel.h"],
+            depends=[f"{FOLDER}/engine_kernel.h", f"{FOLDER}/engine_experts.h"],
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             optional=True,

@@ -32,6 +32,7 @@ ORDER = [
     "layers.execute",
     "layers.norm",
     "layers.linear",
+    "layers.grouped",
     "layers.experts",
     "layers.expert_operators",
     "layers.routing",

@@ -99,7 +99,12 @@ def _sizes_of(plan: Plan) -> _Sizes:
     return _sizes.setdefault(id(plan), _Sizes(plan))
 
 
-def _address(tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> int:
+def name_of(dtype: torch.dtype) -> str:
+    """What the engine calls a dtype."""
+    return _NAMES[dtype]
+
+
+def address_of(tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> int:
     """Where the tensor is, if it is what the engine will take it for: it reads bare addresses."""
     address = tensor.data_ptr()
     is_right = tensor.shape == shape and tensor.dtype == dtype and tensor.is_cpu
@@ -131,10 +136,10 @@ class Inference:
         self._known = [ref(tensor) for tensor in (factors if bias is None else [*factors, bias])]
         self._shapes = [*sizes.factors, sizes.bias]
         self.factors_at = [
-            _address(factor, shape, self.dtype)
+            address_of(factor, shape, self.dtype)
             for factor, shape in zip(factors, sizes.factors, strict=True)
         ]
-        self.bias_at = 0 if bias is None else _address(bias, sizes.bias, self.dtype)
+        self.bias_at = 0 if bias is None else address_of(bias, sizes.bias, self.dtype)
         self._addresses = [*self.factors_at, self.bias_at]
         self._doubles = array("d", stds or ())
         self.stds_at = self._doubles.buffer_info()[0] if stds else 0
@@ -212,10 +217,10 @@ def forward_with_scales(
     bias = bias if bias is None or bias.is_contiguous() else bias.contiguous()
     tokens = x_td.shape[0]
     addresses = [
-        _address(factor, shape, dtype) for factor, shape in zip(factors, sizes.factors, strict=True)
+        address_of(factor, shape, dtype) for factor, shape in zip(factors, sizes.factors, strict=True)
     ]
-    x_at = _address(x_td, torch.Size((tokens, plan.d_in)), dtype)
-    bias_at = 0 if bias is None else _address(bias, sizes.bias, dtype)
+    x_at = address_of(x_td, torch.Size((tokens, plan.d_in)), dtype)
+    bias_at = 0 if bias is None else address_of(bias, sizes.bias, dtype)
     y_te = x_td.new_empty(tokens, plan.d_out)
     scales = engine.forward(
         plan,
@@ -252,10 +257,10 @@ def backward(
     x_shape = torch.Size((tokens, plan.d_in))
     x_td = None if x_td is None else rows(x_td)
     addresses = [
-        _address(factor, shape, dtype) for factor, shape in zip(factors, sizes.factors, strict=True)
+        address_of(factor, shape, dtype) for factor, shape in zip(factors, sizes.factors, strict=True)
     ]
-    x_at = 0 if x_td is None else _address(x_td, x_shape, dtype)
-    grad_at = _address(grad_te, torch.Size((tokens, plan.d_out)), dtype)
+    x_at = 0 if x_td is None else address_of(x_td, x_shape, dtype)
+    grad_at = address_of(grad_te, torch.Size((tokens, plan.d_out)), dtype)
     shapes = [x_shape, sizes.bias, *sizes.factors]
     grads = [
         grad_te.new_empty(shape) if flag else None

@@ -49,7 +49,7 @@
 /* ---- the numbers of a flat program; keep in step with flat.py ---- */
 
 enum {
-    VERSION_NUMBER = 2,
+    VERSION_NUMBER = 3,
     H_VERSION = 0, H_D_IN, H_D_OUT, H_D_IN_PADDED, H_D_OUT_PADDED, H_MACS, H_STEPS, H_BLOCK,
     H_CHUNK, H_SCRATCH, H_ROW_BUFFERS, H_FORWARD, H_BACKWARD, H_TURNS, H_COLLECTS, H_LENGTH
 };
@@ -79,6 +79,8 @@ typedef struct {
     double (*dot)(const void *, const void *, long);
     void (*adjust)(void *, const void *, long, double, double);
     void (*copy)(const int64_t *, long, long, const void *, int, void *, int, long, long);
+    void (*take)(const void *, long, void *, long, double, int);
+    void (*mix)(void *, const void *, const void *const *, const double *, long, long);
 } Kernels;
 
 /* ---- bfloat16: the upper half of a float32; to nearest, ties to even, NaN stays NaN ---- */
@@ -507,6 +509,8 @@ typedef struct {
     const Kernels *kernels;
     long tokens, block, size; /* size: bytes of a number inside */
     int half, workers, is_backward;
+    int is_grouped; /* of many experts: see engine_experts.h */
+    size_t extra;   /* bytes at the start of what is shared */
     const void *x, *gy;
     void *y, *gx;
     long x_row, y_row, gy_row, gx_row;
@@ -520,6 +524,9 @@ typedef struct {
     char *turned[MAX_STEPS];
     int64_t at_row[MAX_BUFFERS];     /* of row buffers, in a worker's memory */
     int64_t at_sum[MAX_STEPS], at_bias_sum, at_scratch;
+    int64_t at_weights[MAX_STEPS], at_turned[MAX_STEPS]; /* in what is shared, or in a worker's */
+    int64_t at_split[MAX_STEPS], at_line;                /* only of many experts */
+    char *shared;
     char *memory;                    /* of the workers */
     size_t per_worker;
     double *partial;                 /* sums over pieces of a factor */
@@ -555,14 +562,10 @@ static int is_needed(const Call *call, const int64_t *op) {
     return !call->is_backward;
 }
 
-/* The tokens start..start+tokens. */
-static void run_block(const Call *call, char *memory, long start, long tokens, int is_first) {
+/* Where the buffers of a worker are, and how far apart their rows. */
+static void find_buffers(const Call *call, char *memory, void **base, int64_t *row) {
     const int64_t *program = call->program;
-    const Kernels *kernels = call->kernels;
     const long row_buffers = program[H_ROW_BUFFERS], steps = program[H_STEPS];
-    const long outer = call->half ? 2 : call->size, d_in = program[H_D_IN], d_out = program[H_D_OUT];
-    void *base[MAX_BUFFERS];
-    int64_t row[MAX_BUFFERS];
     for (long b = 0; b < row_buffers; b++) {
         base[b] = memory + call->at_row[b];
         row[b] = program[H_LENGTH + b];
@@ -572,6 +575,38 @@ static void run_block(const Call *call, char *memory, long start, long tokens, i
         base[row_buffers + steps + s] = call->turned[s];
         base[row_buffers + 2 * steps + s] = memory + call->at_sum[s];
     }
+}
+
+/* The operations of a pass on the rows in the buffers. */
+static void run_operations(const Call *call, char *memory, long tokens, int is_first,
+                           void *const *base, const int64_t *row) {
+    const Kernels *kernels = call->kernels;
+    const Finish no_finish = {0, 1, 0};
+    const int64_t *op = call->program + call->program[call->is_backward ? H_BACKWARD : H_FORWARD];
+    for (long count = *op++; count > 0; count--, op += op[OP_LENGTH]) {
+        if (call->is_backward && !is_needed(call, op)) continue;
+        if (op[OP_ROLE] == PACK) {
+            const long units = copy_units(op);
+            for (long t = 0; t < tokens; t++)
+                kernels->copy(op, 0, units,
+                              (char *)base[op[OP_FROM]] + t * row[op[OP_FROM]] * call->size, 0,
+                              (char *)base[op[OP_TO]] + t * row[op[OP_TO]] * call->size, 0, 1, 0);
+            continue;
+        }
+        kernels->multiply(op, tokens, base, row, op[OP_ROLE] == WEIGHT_GRADIENT && !is_first,
+                          op[OP_C] == BUFFER_Y || op[OP_C] == BUFFER_GX ? &call->finish : &no_finish,
+                          memory + call->at_scratch);
+    }
+}
+
+/* The tokens start..start+tokens. */
+static void run_block(const Call *call, char *memory, long start, long tokens, int is_first) {
+    const int64_t *program = call->program;
+    const Kernels *kernels = call->kernels;
+    const long outer = call->half ? 2 : call->size, d_in = program[H_D_IN], d_out = program[H_D_OUT];
+    void *base[MAX_BUFFERS];
+    int64_t row[MAX_BUFFERS];
+    find_buffers(call, memory, base, row);
     const char *x = (const char *)call->x + start * call->x_row * outer;
     const char *gy = call->gy ? (const char *)call->gy + start * call->gy_row * outer : 0;
     char *y = call->y ? (char *)call->y + start * call->y_row * outer : 0;
@@ -588,23 +623,7 @@ static void run_block(const Call *call, char *memory, long start, long tokens, i
         base[BUFFER_GY] = (void *)gy, row[BUFFER_GY] = call->gy_row;
     if (!call->stage_y) base[BUFFER_Y] = y, row[BUFFER_Y] = call->y_row;
     if (!call->stage_gx) base[BUFFER_GX] = gx, row[BUFFER_GX] = call->gx_row;
-
-    const Finish no_finish = {0, 1, 0};
-    const int64_t *op = program + program[call->is_backward ? H_BACKWARD : H_FORWARD];
-    for (long count = *op++; count > 0; count--, op += op[OP_LENGTH]) {
-        if (call->is_backward && !is_needed(call, op)) continue;
-        if (op[OP_ROLE] == PACK) {
-            const long units = copy_units(op);
-            for (long t = 0; t < tokens; t++)
-                kernels->copy(op, 0, units,
-                              (char *)base[op[OP_FROM]] + t * row[op[OP_FROM]] * call->size, 0,
-                              (char *)base[op[OP_TO]] + t * row[op[OP_TO]] * call->size, 0, 1, 0);
-            continue;
-        }
-        kernels->multiply(op, tokens, base, row, op[OP_ROLE] == WEIGHT_GRADIENT && !is_first,
-                          op[OP_C] == BUFFER_Y || op[OP_C] == BUFFER_GX ? &call->finish : &no_finish,
-                          memory + call->at_scratch);
-    }
+    run_operations(call, memory, tokens, is_first, base, row);
     if (call->gbias)
         kernels->add_rows(base[BUFFER_GY], row[BUFFER_GY], d_out, tokens,
                           memory + call->at_bias_sum, !is_first);
@@ -679,6 +698,12 @@ static void collect_share(void *context, int worker) {
                             call->memory + call->at_sum[s], 0, call->gradients[s], call->half,
                             workers, (long)(call->per_worker / call->size));
     }
+}
+
+static void collect_bias(const Call *call) {
+    const int64_t op[] = {OP_DIMS + 6, 2, 0, 0, 0, 0, 1, 0, 0, call->program[H_D_OUT], 1, 1};
+    call->kernels->copy(op, 0, 1, call->memory + call->at_bias_sum, 0, call->gbias, call->half,
+                        call->workers, (long)(call->per_worker / call->size));
 }
 
 /* Of the smallest factor with a gradient: what it and its gradient have in common, piece by piece. */
@@ -764,6 +789,27 @@ static int has_rows(const Call *call, long buffer) {
     return call->is_backward || buffer < BUFFER_INNER + call->program[H_STEPS] - 1;
 }
 
+/* Where the factors are that a pass computes with. */
+static void open_weights(Call *call, char *memory) {
+    const int64_t *sizes = sizes_of(call), steps = call->program[H_STEPS];
+    (void)sizes; /* only AddressSanitizer asks */
+    for (long s = 0; s < steps; s++) {
+        call->weights[s] = call->factors[s];
+        if (call->half)
+            call->weights[s] =
+                opened(memory + call->at_weights[s], (size_t)(sizes[s] * call->size));
+        if (call->is_backward)
+            call->turned[s] =
+                opened(memory + call->at_turned[s], (size_t)(sizes[steps + s] * call->size));
+    }
+}
+
+/* Of one row, of the input or of the output. */
+static size_t line_bytes(const Call *call) {
+    const int64_t d_in = call->program[H_D_IN_PADDED], d_out = call->program[H_D_OUT_PADDED];
+    return (size_t)((d_in > d_out ? d_in : d_out) * call->size);
+}
+
 static void open_own(const Call *call) {
 #ifdef __SANITIZE_ADDRESS__
     const int64_t *program = call->program, per_token = call->block * call->size;
@@ -772,7 +818,12 @@ static void open_own(const Call *call) {
         for (long b = 0; b < program[H_ROW_BUFFERS]; b++)
             if (has_rows(call, b)) opened(own + call->at_row[b], program[H_LENGTH + b] * per_token);
         for (long s = 0; s < program[H_STEPS]; s++)
-            if (call->gradients[s]) opened(own + call->at_sum[s], sizes_of(call)[s] * call->size);
+            if (call->gradients[s]) {
+                opened(own + call->at_sum[s], sizes_of(call)[s] * call->size);
+                if (call->is_grouped)
+                    opened(own + call->at_split[s], sizes_of(call)[s] * call->size);
+            }
+        if (call->is_grouped) opened(own + call->at_line, line_bytes(call));
         opened(own + call->at_scratch, program[H_SCRATCH] * per_token);
         if (call->gbias) opened(own + call->at_bias_sum, program[H_D_OUT] * call->size);
     }
@@ -790,14 +841,13 @@ static int lay_out(Call *call, int norm) {
     const int64_t *program = call->program, *sizes = sizes_of(call);
     const long steps = program[H_STEPS];
     const long rows = program[H_ROW_BUFFERS];
-    size_t shared = 0, own = 0, at_weights[MAX_STEPS], at_turned[MAX_STEPS], at_bias, at_partial;
-    size_t pieces = 0;
+    size_t shared = round_up(call->extra), own = 0, at_bias, at_partial, pieces = 0;
     for (long s = 0; s < steps; s++) {
-        const size_t bytes = round_up((size_t)(sizes[s] * call->size));
-        at_weights[s] = shared;
-        if (call->half) shared += bytes;
-        at_turned[s] = shared;
-        if (call->is_backward) shared += round_up((size_t)(sizes[steps + s] * call->size));
+        size_t *place = call->is_grouped ? &own : &shared;
+        call->at_weights[s] = (int64_t)*place;
+        if (call->half) *place += round_up((size_t)(sizes[s] * call->size));
+        call->at_turned[s] = (int64_t)*place;
+        if (call->is_backward) *place += round_up((size_t)(sizes[steps + s] * call->size));
         pieces += (size_t)((sizes[s] + PIECE - 1) / PIECE);
     }
     const int pad_bias = call->bias && (call->half || program[H_D_OUT] != program[H_D_OUT_PADDED]);
@@ -805,6 +855,7 @@ static int lay_out(Call *call, int norm) {
     if (pad_bias) shared += round_up((size_t)(program[H_D_OUT_PADDED] * call->size));
     at_partial = shared;
     if (norm) shared += round_up(pieces * sizeof(double));
+    own = round_to_page(own);
     const size_t phase = call->stage_x ? 0 : (size_t)call->x & (PAGE / 2 - 64);
     for (long b = 0; b < rows; b++) {
         call->at_row[b] = 0;
@@ -818,7 +869,12 @@ static int lay_out(Call *call, int norm) {
         call->at_sum[s] = (int64_t)(own + phase);
         if (call->is_backward && call->gradients[s])
             own += round_to_page((size_t)(sizes[s] * call->size)) + PAGE;
+        call->at_split[s] = (int64_t)(own + phase);
+        if (call->is_backward && call->gradients[s] && call->is_grouped)
+            own += round_to_page((size_t)(sizes[s] * call->size)) + PAGE;
     }
+    call->at_line = (int64_t)own;
+    if (call->is_grouped) own += round_up(line_bytes(call));
     call->at_scratch = (int64_t)(own + phase + PAGE / 4);
     own += round_to_page((size_t)(program[H_SCRATCH] * call->block * call->size)) + PAGE;
     call->at_bias_sum = (int64_t)own;
@@ -827,14 +883,8 @@ static int lay_out(Call *call, int norm) {
     shared = round_to_page(shared);
     char *memory = reserve(shared + own * (size_t)call->workers);
     if (!memory) return 0;
-    for (long s = 0; s < steps; s++) {
-        call->weights[s] = call->factors[s];
-        if (call->half)
-            call->weights[s] = opened(memory + at_weights[s], (size_t)(sizes[s] * call->size));
-        if (call->is_backward)
-            call->turned[s] =
-                opened(memory + at_turned[s], (size_t)(sizes[steps + s] * call->size));
-    }
+    call->shared = opened(memory, call->extra);
+    if (!call->is_grouped) open_weights(call, memory);
     call->finish.bias = call->bias;
     if (pad_bias) {
         char *bias = opened(memory + at_bias, (size_t)(program[H_D_OUT_PADDED] * call->size));
@@ -959,10 +1009,8 @@ EXPORT int einlinear_backward(const int64_t *a) {
     parallel(run_share, &call, call.workers);
     parallel(collect_share, &call, call.workers);
     if (scales) finish_gradients(&call, stds, scales);
-    if (call.gbias) {
-        int64_t op[] = {OP_DIMS + 6, 2, 0, 0, 0, 0, 1, 0, 0, program[H_D_OUT], 1, 1};
-        call.kernels->copy(op, 0, 1, call.memory + call.at_bias_sum, 0, call.gbias, call.half,
-                           call.workers, (long)(call.per_worker / call.size));
-    }
+    if (call.gbias) collect_bias(&call);
     return 0;
 }
+
+#include "engine_experts.h"

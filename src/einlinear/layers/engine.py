@@ -29,6 +29,7 @@ _SUFFIXES = (".so", ".pyd", ".dylib")
 _FAILURES = {
     -1: "the engine could not get memory for its workspace",
     -3: "the engine was asked for gradients of factors, and given no input",
+    -4: "the engine was given pairs of tokens and experts that are out of order or out of range",
     -2: "the engine was built for another version of this package, or the structure is too large",
 }
 
@@ -42,10 +43,13 @@ class _Library:
             raise OSError("it was built from another version: install the package again")
         self.forward = library.einlinear_forward
         self.backward = library.einlinear_backward
+        self.experts_forward = library.einlinear_experts_forward
+        self.experts_backward = library.einlinear_experts_backward
         self.target = library.einlinear_target
         self.workspace = library.einlinear_workspace
         self.workspace.restype = ctypes.c_int64
-        for function in (self.forward, self.backward):
+        calls = (self.forward, self.backward, self.experts_forward, self.experts_backward)
+        for function in calls:
             function.argtypes = [ctypes.c_char_p]
         library.einlinear_use_gomp.argtypes = [ctypes.c_void_p] * 3
         self.has_neon = bool(library.einlinear_has_neon())
@@ -205,6 +209,22 @@ def _prepare(plan: Plan) -> _Prepared:
         _prepared.clear()
     prepared = _prepared[id(plan)] = _Prepared(plan)
     return prepared
+
+
+def call_experts(name: str, plan: Plan, dtype: str, numbers: Sequence[int]) -> None:
+    """Run "experts_forward" or "experts_backward", which engine_experts.h describes.
+
+    numbers: their arguments from the third on.
+    """
+    prepared = _prepared.get(id(plan)) or _prepare(plan)
+    try:
+        given = (prepared.program, DTYPES[dtype], *numbers)
+        packed = Struct(f"{len(given)}q").pack(*given)
+    except Exception as error:
+        raise _bad_call(dtype, error) from error
+    code = getattr(_library(), name)(packed)
+    if code:
+        raise _failure(code)
 
 
 def forward(

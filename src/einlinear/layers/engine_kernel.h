@@ -242,6 +242,42 @@ static TARGET void NAME(stage_out)(const void *from, long from_row, void *to, lo
     }
 }
 
+/* One row into a workspace, times a number, zeros after its end. */
+static TARGET void NAME(take)(const void *from, long width, void *to, long padded, double scale,
+                              int half) {
+    REAL *d = (REAL *)to;
+    const REAL times = (REAL)scale;
+    if (half)
+        for (long i = 0; i < width; i++)
+            d[i] = times * (REAL)from_half(((const uint16_t *)from)[i]);
+    else
+        for (long i = 0; i < width; i++) d[i] = times * ((const REAL *)from)[i];
+    for (long i = width; i < padded; i++) d[i] = 0;
+}
+
+/* to[i] = start[i] (0 without a start) + the sum of weights[j] * rows[j][i], in order */
+static TARGET void NAME(mix)(void *to, const void *start, const void *const *rows,
+                             const double *weights, long terms, long width) {
+    REAL *d = (REAL *)to;
+    const REAL *s = (const REAL *)start;
+    const MASK mask = MASK_OF(width % V);
+    for (long i = 0; i < width; i += V) {
+        const int is_part = width - i < V;
+        VEC acc = SPLAT(0);
+        if (s) acc = is_part ? MLOAD(s + i, mask) : LOAD(s + i);
+        for (long j = 0; j < terms; j++) {
+            const REAL *row = (const REAL *)rows[j] + i;
+            const VEC number = is_part ? MLOAD(row, mask) : LOAD(row);
+            acc = FMA(SPLAT((REAL)weights[j]), number, acc);
+        }
+        if (is_part) {
+            MSTORE(d + i, mask, acc);
+        } else {
+            STORE(d + i, acc);
+        }
+    }
+}
+
 /* sums[i] (+)= the sum of column i */
 static TARGET void NAME(add_rows)(const void *from, long row, long width, long tokens, void *sums,
                                   int add) {
@@ -364,7 +400,7 @@ static TARGET void NAME(copy)(const int64_t *op, long first, long last, const vo
 
 static const Kernels NAME(kernels) = {NAME(multiply), NAME(stage_in), NAME(stage_out),
                                       NAME(add_rows), NAME(dot),      NAME(adjust),
-                                      NAME(copy)};
+                                      NAME(copy),     NAME(take),     NAME(mix)};
 
 #undef REAL
 #undef VEC

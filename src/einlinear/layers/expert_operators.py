@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from einlinear.layers import compiled, strided
+from einlinear.layers import compiled, grouped, strided
 from einlinear.layers.cost import cheapest
 from einlinear.layers.execute import einsum_steps, fitting_variants
 from einlinear.layers.experts import (
@@ -28,6 +28,7 @@ from einlinear.layers.experts import (
     is_matrix,
     normalised_experts,
 )
+from einlinear.layers.grouped import Mixture
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.text import parse
 
@@ -96,6 +97,19 @@ def _usable(how: str, x_rd: Tensor) -> str:
     return "strided" if how == "engine" and not compiled.is_usable(x_rd) else how
 
 
+def _mixture(
+    x_rd: Tensor,
+    w_p: Tensor | None,
+    tokens_p: Tensor,
+    ends_e: Tensor,
+    takes: bool,
+    adds: int,
+    stds: list[float],
+) -> Mixture:
+    num_tokens = x_rd.shape[0] if takes else max(adds, 0)
+    return Mixture(tokens_p, ends_e, w_p, takes, adds >= 0, num_tokens, stds)
+
+
 def _experts(
     x_rd: Tensor,
     w_p: Tensor | None,
@@ -113,6 +127,9 @@ def _experts(
 ) -> tuple[Tensor, Tensor]:
     """The output rows, and the scales of normalisation: factors x experts, or empty."""
     plan, how = _plan(structure, d_in, d_out), _usable(how, x_rd)
+    if how == "engine":
+        mixture = _mixture(x_rd, w_p, tokens_p, ends_e, takes, adds, stds)
+        return grouped.forward(plan, x_rd, factors, bias, mixture)
     work = Work(plan, how, x_rd, tokens_p, ends_e, factors, takes=takes, adds=adds)
     if not stds or w_p is None:
         return work.forward(w_p, bias), _no_scales(x_rd)
@@ -168,17 +185,22 @@ def _experts_gradients(
 ) -> list[Tensor]:
     """The gradients of input, weights, bias and factors; empty where none is wanted."""
     plan, how = _plan(structure, d_in, d_out), _usable(how, x_rd)
-    work = Work(plan, how, x_rd, tokens_p, ends_e, factors, takes=takes, adds=adds)
-    u_p, shrink_fe = w_p, None
-    if stds and w_p is not None:
-        u_p = work.scaled(w_p, scales_fe)
-        if any(wanted[3:]):
-            shrink_fe = expert_shrinkage(factors, stds, scales_fe)
-    grad_x, grad_w, grads = work.backward(grad_re, u_p, wanted, shrink_fe)
-    if stds and grad_w is not None:
-        grad_w = work.scaled(grad_w, scales_fe)
-    grad_bias = grad_re.sum(0) if wanted[2] else None
-    found = zip([grad_x, grad_w, grad_bias, *grads], wanted, strict=True)
+    grads: list[Tensor | None]
+    if how == "engine":
+        mixture = _mixture(x_rd, w_p, tokens_p, ends_e, takes, adds, stds)
+        grads = grouped.backward(plan, grad_re, x_rd, factors, mixture, scales_fe, wanted)
+    else:
+        work = Work(plan, how, x_rd, tokens_p, ends_e, factors, takes=takes, adds=adds)
+        u_p, shrink_fe = w_p, None
+        if stds and w_p is not None:
+            u_p = work.scaled(w_p, scales_fe)
+            if any(wanted[3:]):
+                shrink_fe = expert_shrinkage(factors, stds, scales_fe)
+        grad_x, grad_w, grad_factors = work.backward(grad_re, u_p, wanted, shrink_fe)
+        if stds and grad_w is not None:
+            grad_w = work.scaled(grad_w, scales_fe)
+        grads = [grad_x, grad_w, grad_re.sum(0) if wanted[2] else None, *grad_factors]
+    found = zip(grads, wanted, strict=True)
     return [x_rd.new_empty(0) if grad is None or not flag else grad for grad, flag in found]
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from einlinear.errors import EinlinearError
-from einlinear.layers import engine, strided
+from einlinear.layers import strided
 from einlinear.layers.execute import einsum_steps
 from einlinear.layers.operators import gradients
 from einlinear.layers.strided import contiguous, padded
@@ -93,7 +93,8 @@ def is_matrix(plan: Plan) -> bool:
 class Work:
     """Both passes of many experts on real tensors, without autograd.
 
-    how: "matrix" for experts that are one matrix, else a variant of `execute.multiply`.
+    how: "matrix" for experts that are one matrix, else "strided" or "einsum". What the engine
+    computes goes by `grouped` instead.
     takes: whether x has a row per token, to be taken by its pairs; else it has a row per pair.
     adds: the number of tokens whose rows the results are added to; -1 for a row per pair.
     """
@@ -118,7 +119,7 @@ class Work:
         self._check()
 
     def _check(self) -> None:
-        """The engine reads bare addresses, so what lies there must be what it takes it for."""
+        """Whether the factors are those of the plan, with an axis of experts."""
         shapes = self.plan.factor_shapes
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
             shape = (len(self.ends) - 1, *shapes[step.factor])
@@ -252,21 +253,7 @@ def multiply_rows(
         return torch.mm(x_pd, factors[0].view(plan.d_in, plan.d_out), out=into[: x_pd.shape[0]])
     if how == "strided":
         return strided.forward(plan, x_pd, factors, None)
-    if how == "einsum":
-        return einsum_steps(plan, padded(x_pd, plan.d_in_padded), factors)[:, : plan.d_out]
-    engine.forward(
-        plan,
-        str(x_pd.dtype).removeprefix("torch."),
-        x_pd.shape[0],
-        x_pd.data_ptr(),
-        x_pd.stride(0),
-        [factor.data_ptr() for factor in factors],
-        0,
-        into.data_ptr(),
-        plan.d_out,
-        threads=torch.get_num_threads(),
-    )
-    return into[: x_pd.shape[0]]
+    return einsum_steps(plan, padded(x_pd, plan.d_in_padded), factors)[:, : plan.d_out]
 
 
 def gradients_of_rows(
@@ -285,9 +272,6 @@ def gradients_of_rows(
             torch.mm(x_pd.t(), g_pe, out=outs[0].view(plan.d_in, plan.d_out))
         matrix = factors[0].view(plan.d_in, plan.d_out)
         return rows if into is None else torch.mm(g_pe, matrix.t(), out=rows)
-    if how == "engine":
-        _engine_gradients(plan, x_pd, factors, g_pe, outs, into)
-        return rows
     wanted = [into is not None, False, *(out is not None for out in outs)]
     made: Sequence[Tensor | None]
     if how == "strided":
@@ -298,28 +282,3 @@ def gradients_of_rows(
         if out is not None and grad is not None:
             out.copy_(grad)
     return rows if into is None or made[0] is None else rows.copy_(made[0])
-
-
-def _engine_gradients(
-    plan: Plan,
-    x_pd: Tensor,
-    factors: Sequence[Tensor],
-    g_pe: Tensor,
-    outs: Sequence[Tensor | None],
-    into: Tensor | None,
-) -> None:
-    engine.backward(
-        plan,
-        str(x_pd.dtype).removeprefix("torch."),
-        x_pd.shape[0],
-        x_pd.data_ptr(),
-        x_pd.stride(0),
-        [factor.data_ptr() for factor in factors],
-        g_pe.data_ptr(),
-        g_pe.stride(0),
-        0 if into is None else into.data_ptr(),
-        plan.d_in,
-        [0 if out is None else out.data_ptr() for out in outs],
-        0,
-        threads=torch.get_num_threads(),
-    )

@@ -24,7 +24,7 @@ from math import prod
 from einlinear.layers.program import TOKENS, Buffer, Product, make_program
 from einlinear.structures.plan import Plan
 
-VERSION = 2
+VERSION = 3
 MULTIPLY, COPY = 1, 2
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PACK, TURN, COLLECT = range(6)
 TOKENS_EXTENT = -1
