@@ -46,6 +46,7 @@ ORDER = [
     "models.sites",
     "models.groups",
     "models.init",
+    "models.gpt",
     "models.check_plot",
     "models.check",
     "models.heads",

@@ -34,6 +34,7 @@ CONTRACT = [
     "init_",
     "rsgd_rates",
     "coordinate_check",
+    "GPT",
     "LandscapeConfig",
     "landscape",
 ]

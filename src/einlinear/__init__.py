@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from einlinear.models.convert import convert_ as convert_
     from einlinear.models.convert import plan_conversion as plan_conversion
     from einlinear.models.experts import moe as moe
+    from einlinear.models.gpt import GPT as GPT
     from einlinear.models.groups import ScalingTable as ScalingTable
     from einlinear.models.groups import param_groups as param_groups
     from einlinear.models.groups import scaling_table as scaling_table
@@ -93,6 +94,7 @@ _HOMES = {
     "scaling_table": "models.groups",
     "init_": "models.init",
     "register_scaling": "models.scalings",
+    "GPT": "models.gpt",
     "LandscapeConfig": "studies.landscape_runs",
     "Landscape": "studies.landscape",
     "landscape": "studies.landscape_sweep",

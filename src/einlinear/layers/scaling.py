@@ -81,9 +81,9 @@ def vector_scaling(width: int, init_mean: float = 0.0) -> Scaling:
     return Scaling(1, width, init_std=0.0, kind="vector", init_mean=init_mean)
 
 
-def embedding_scaling(width: int) -> Scaling:
-    """The scaling of a table of vectors."""
-    return Scaling(1, width, init_std=EMBEDDING_STD, kind="embedding")
+def embedding_scaling(width: int, init_std: float = EMBEDDING_STD) -> Scaling:
+    """The scaling of a table of vectors, whose deviation is the same at every width."""
+    return Scaling(1, width, init_std=init_std, kind="embedding")
 
 
 def factor_scaling(plan: Plan) -> dict[str, Scaling]:

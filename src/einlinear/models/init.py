@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.scaling import EMBEDDING_STD
 from einlinear.models.facts import Fact, Layer, find_facts, find_layers, match_names, named_roles
 
 
@@ -26,7 +25,7 @@ def init_(
     model: nn.Module,
     *,
     zero: str | Iterable[str] = (),
-    embedding_std: float = EMBEDDING_STD,
+    embedding_std: float | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Start, ...]:
     """Initialise every parameter of a model under muP, in place; returns what was done.
@@ -42,7 +41,8 @@ def init_(
     Args:
         model: any module on a real device, before it is sharded.
         zero: patterns of the names of further layers whose output starts at zero.
-        embedding_std: the deviation of embeddings; 0.02 as in the paper's GPT.
+        embedding_std: the deviation of all embeddings; unless given, what each declares, which is
+            0.02 for nn.Embedding, as in the paper's GPT.
         generator: of the random numbers, for the same weights each time; torch's own unless given.
     """
     plan = plan_init(model, zero=zero, embedding_std=embedding_std)
@@ -71,7 +71,7 @@ def apply_init_(
 
 
 def plan_init(
-    model: nn.Module, *, zero: str | Iterable[str] = (), embedding_std: float = EMBEDDING_STD
+    model: nn.Module, *, zero: str | Iterable[str] = (), embedding_std: float | None = None
 ) -> tuple[Start, ...]:
     """How every parameter would start; changes nothing."""
     layers = [layer for layer in find_layers(model, frozen=True) if layer.matrices]
@@ -98,9 +98,9 @@ def _last_matrices(layers: list[Layer], names: set[str]) -> set[int]:
     return {id(layer.parameters[layer.matrices[-1]]) for layer in layers if layer.name in names}
 
 
-def _start(fact: Fact, zeros: set[int], embedding_std: float) -> Start:
+def _start(fact: Fact, zeros: set[int], embedding_std: float | None) -> Start:
     scaling = fact.scaling
-    if scaling.kind == "embedding":
+    if scaling.kind == "embedding" and embedding_std is not None:
         return Start(fact.name, scaling.init_mean, embedding_std)
     is_zero = id(fact.parameter) in zeros
     return Start(fact.name, scaling.init_mean, 0.0 if is_zero else scaling.init_std)
