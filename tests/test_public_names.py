@@ -35,6 +35,9 @@ CONTRACT = [
     "rsgd_rates",
     "coordinate_check",
     "GPT",
+    "generate",
+    "MLP",
+    "ResidualMLP",
     "LandscapeConfig",
     "landscape",
 ]

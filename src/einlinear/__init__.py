@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from einlinear.models.convert import convert_ as convert_
     from einlinear.models.convert import plan_conversion as plan_conversion
     from einlinear.models.experts import moe as moe
+    from einlinear.models.generate import generate as generate
     from einlinear.models.gpt import GPT as GPT
     from einlinear.models.groups import ScalingTable as ScalingTable
     from einlinear.models.groups import param_groups as param_groups
     from einlinear.models.groups import scaling_table as scaling_table
     from einlinear.models.heads import heads as heads
     from einlinear.models.init import init_ as init_
+    from einlinear.models.mlp import MLP as MLP
+    from einlinear.models.mlp import ResidualMLP as ResidualMLP
     from einlinear.models.scalings import register_scaling as register_scaling
     from einlinear.structures.diagram import draw_structure as draw_structure
     from einlinear.structures.named import btt as btt
@@ -95,6 +98,9 @@ _HOMES = {
     "init_": "models.init",
     "register_scaling": "models.scalings",
     "GPT": "models.gpt",
+    "generate": "models.generate",
+    "MLP": "models.mlp",
+    "ResidualMLP": "models.mlp",
     "LandscapeConfig": "studies.landscape_runs",
     "Landscape": "studies.landscape",
     "landscape": "studies.landscape_sweep",

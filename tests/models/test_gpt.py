@@ -11,27 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import einlinear as el
 from einlinear.models.sites import find_sites
-
-POSITIONS = ("learned", "rotary", "alibi")
-
-
-def drawn(model, std=0.3):
-    """All parameters drawn, so that no zero hides a mistake."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=std)
-    return model
-
-
-def small(positions="learned", **options):
-    sizes = {"context": 24, "width": 32, "depth": 2, "head_size": 8} | options
-    return el.GPT(17, positions=positions, **sizes)
-
-
-def tokens(batch=3, length=19, vocab_size=17):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocab_size, (batch, length), generator=generator)
+from models.gpts import POSITIONS, drawn, small, tokens
 
 
 def by_hand(model, text):
@@ -135,3 +115,246 @@ def test_norms_are_all_that_read_the_width_otherwise():
             module.register_forward_hook(lambda m, x, y: read.append(x[0].numel()))
     model(tokens(1, 1))
     assert 5 * sum(read) == model.norm_macs()
+
+
+def test_a_new_model_starts_as_the_paper_says():
+    model = el.GPT(96, context=128, width=256, depth=3, embedding_std=0.5)
+    assert not model(tokens(vocab_size=96)).any()
+    zeros = {name for name, parameter in model.named_parameters() if not parameter.any()}
+    ends = {
+        f"blocks.{n}.{end}.weight" for n in range(3) for end in ("attention.o_proj", "mlp.down")
+    }
+    assert zeros == {"head.weight", *ends}
+    # The deviation of n normal numbers is off by 1 / sqrt(2 n) at one sigma; five are allowed.
+    for table in (model.embedding.weight, model.places.weight):
+        assert abs(table.std().item() / 0.5 - 1) < 5 / sqrt(2 * table.numel())
+    up = model.blocks[1].mlp.up.weight
+    assert abs(up.std().item() * 16 - 1) < 5 / sqrt(2 * up.numel())
+    assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
+
+
+def test_the_setting_of_embeddings_outlives_convert_and_init():
+    model = el.GPT(96, context=128, width=256, depth=1, embedding_std=1.0)
+    el.convert_(model, "btt")
+    el.init_(model, generator=torch.Generator().manual_seed(0))
+    assert model.embedding.weight.std().item() == pytest.approx(1.0, rel=0.05)
+    el.init_(model, embedding_std=0.02)
+    assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_tied_head_starts_as_it_says():
+    for width in (64, 256):
+        model = el.GPT(96, context=8, width=width, depth=2, embedding_std=0.02, tied=True)
+        torch.nn.init.zeros_(model.places.weight)
+        own = model(tokens(length=8, vocab_size=96)).gather(
+            2, tokens(length=8, vocab_size=96)[..., None]
+        )
+        # Of the mean of width squares, over 24 tokens; half of them may be the same.
+        assert own.mean().item() == pytest.approx(64 * 0.02, rel=5 * sqrt(2 / width / 12))
+
+
+def test_positions_change_the_parameters_only_by_the_table():
+    counts = {p: sum(w.numel() for w in small(p).parameters()) for p in POSITIONS}
+    assert counts["learned"] - 24 * 32 == counts["rotary"] == counts["alibi"]
+    tied = sum(w.numel() for w in small(tied=True).parameters())
+    assert counts["learned"] - 17 * 32 == tied
+
+
+def test_heads_by_number_or_size():
+    sizes = {"context": 8, "width": 128, "depth": 1, "device": "meta"}
+    assert el.GPT(9, **sizes).num_heads == 2
+    assert el.GPT(9, num_heads=8, **sizes).head_size == 16
+    assert el.GPT(9, head_size=32, **sizes).num_heads == 4
+
+
+def test_all_layers_but_the_head_are_converted_or_the_head_too():
+    model = small()
+    conversion = el.convert_(model, "btt")
+    assert len(conversion.swaps) == 2 * 6
+    assert [(left.names, left.reason) for left in conversion.left] == [(("head",), "output head")]
+    inner = el.plan_conversion(small(), {"blocks.*": "btt"})
+    assert inner.swaps == conversion.swaps
+    with_head = el.convert_(small(), {"head": "btt", "*": "btt"})
+    assert len(with_head.swaps) == 2 * 6 + 1
+    with pytest.raises(el.EinlinearError, match="'head' cannot be replaced"):
+        el.convert_(small(tied=True), {"head": "btt"})
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_only_the_last_factor_starts_at_zero(head):
+    model = small()
+    el.convert_(model, {"head": "btt", "*": "btt"} if head else "btt")
+    assert model(tokens()).any() == head
+    el.init_(model)
+    assert not model(tokens()).any()
+    zeros = {name for name, parameter in model.named_parameters() if not parameter.any()}
+    ends = {f"blocks.{n}.{end}.B" for n in range(2) for end in ("attention.o_proj", "mlp.down")}
+    assert zeros == {"head.B" if head else "head.weight", *ends}
+
+
+def test_rates_by_hand():
+    model = el.GPT(96, context=128, width=256, depth=1)
+    el.convert_(model, {"*.mlp.*": "btt"})
+    rates = {row.name: row.rate for row in el.scaling_table(model, 0.1, base_width=64)}
+    assert rates["embedding.weight"] == rates["places.weight"] == rates["norm.weight"] == 0.1
+    assert rates["blocks.0.attention.q_proj.weight"] == rates["head.weight"] == 0.1 * 64 / 256
+    assert rates["blocks.0.attention.q_norm.weight"] == 0.1
+    up = model.blocks[0].mlp.up.plan
+    assert rates["blocks.0.mlp.up.A"] == 0.1 * 64 / (2 * up.fan_in["A"])
+    groups = el.param_groups(model, 0.1, base_width=64)
+    grouped = [id(p) for group in groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+    sgd = el.scaling_table(model, 0.1, base_width=64, optimizer="sgd")
+    assert [row.name for row in sgd if row.kind == "head"] == ["head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("structure", "options"),
+    [
+        ("dense", {}),
+        ("btt(rank=2)", {"positions": "alibi"}),
+        ("kronecker", {"positions": "rotary"}),
+        ("dense", {"tied": True, "embedding_std": 0.02}),
+    ],
+)
+def test_every_layer_moves_alike_at_every_width(structure, options):
+    def make(width):
+        sizes = {"context": 16, "width": width, "depth": 2, "head_size": 16}
+        model = el.GPT(17, **sizes | {"embedding_std": 1.0} | options)
+        if structure != "dense":
+            el.convert_(model, structure, weight_norm=False)
+        return model
+
+    text = tokens(batch=8, length=17)
+    batch = (text[:, :-1], text[:, 1:])
+    result = el.coordinate_check(make, [64, 256], batch=batch, lr=3e-3, steps=4, seeds=2)
+    assert result.passed, str(result)
+
+
+def test_heads_are_read_from_the_model():
+    model = el.GPT(96, context=8, width=256, depth=1, head_size=32)
+    el.convert_(model, {"*.attention.*": el.heads()})
+    attention = model.blocks[0].attention
+    assert attention.q_proj.plan.y_edges[0] == "YAB"
+    assert attention.q_proj.plan.sizes["YAB"] == attention.o_proj.plan.sizes["XAB"] == 8
+    assert attention.o_proj.plan.x_edges[0] == "XAB"
+
+
+def test_mixtures_of_experts():
+    model = small()
+    el.convert_(model, {"*.mlp.*": el.moe("btt", 4), "*": el.moe(el.heads(), 4)})
+    model.blocks[1].mlp = el.MoEFeedForward(32, 128, num_experts=4, bias=False)
+    el.init_(model)
+    assert not model(tokens()).any()
+    optimizer = torch.optim.AdamW(el.param_groups(model, 0.01, base_width=32))
+    first, last = (train(model, optimizer) for _ in range(2))
+    assert last < first
+    assert el.balance_loss(model).isfinite()
+
+
+def train(model, optimizer, steps=10):
+    """The mean loss of a few steps on one text."""
+    text = tokens(length=20)
+    losses = []
+    for _ in range(steps):
+        logits = model(text[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return sum(losses) / steps
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("structure", ["dense", "btt"])
+def test_it_learns_a_text(positions, structure):
+    model = small(positions, embedding_std=0.5)
+    el.convert_(model, structure)
+    el.init_(model, generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(el.param_groups(model, 0.02, base_width=32))
+    train(model, optimizer, 40)
+    assert train(model, optimizer, 10) < 0.5  # log(17) = 2.83 at the start
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_compiled(positions):
+    model = drawn(small(positions))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens()), model(tokens()), rtol=1e-4, atol=1e-4)
+    compiled(tokens()).sum().backward()
+    assert model.blocks[0].attention.q_proj.weight.grad.any()
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_half_precision(positions):
+    model = drawn(small(positions), std=0.1)
+    exact = model(tokens())
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(tokens())
+        logits.sum().backward()
+    assert logits.dtype == torch.bfloat16
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+    scale = exact.abs().max()
+    assert (logits - exact).abs().max() < 0.05 * scale
+    assert (model.to(torch.bfloat16)(tokens()) - exact).abs().max() < 0.05 * scale
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_saved_and_loaded(tied, tmp_path):
+    model = drawn(small("alibi", tied=tied))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    state = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert set(state) == {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    other = small("alibi", tied=tied)
+    other.load_state_dict(state, strict=True)
+    assert torch.equal(other(tokens()), model(tokens()))
+    with torch.device("meta"):
+        empty = small("alibi", tied=tied)
+    empty.load_state_dict(state, strict=True, assign=True)
+    assert torch.equal(empty(tokens()), model(tokens()))
+
+
+def test_a_model_made_without_memory_is_filled_later():
+    model = el.GPT(17, context=24, width=32, depth=2, head_size=8, device="meta")
+    model.to_empty(device="cpu")
+    el.init_(model)
+    assert not model(tokens()).any()
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"width": 100}, "width is 100 and head_size is 64\n.*\n.*head_size=50"),
+        ({"width": 96, "num_heads": 5}, "num_heads is 5\n.*\n.*num_heads=4"),
+        ({"num_heads": 2, "head_size": 32}, "head_size is 32 and num_heads is 2"),
+        ({"positions": "rope"}, "positions is 'rope'\n.*'learned', 'rotary', 'alibi'"),
+        ({"positions": "rotary", "head_size": 1}, "size 1\n.*pairs"),
+        ({"embedding_std": -1.0}, "embedding_std is -1.0"),
+        ({"depth": 0}, "depth is 0"),
+        ({"context": 1.5}, "context is 1.5"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+    ],
+)
+def test_bad_settings(given, match):
+    settings = {"vocab_size": 96, "context": 8, "width": 64, "depth": 1} | given
+    with pytest.raises(el.EinlinearError, match=match):
+        el.GPT(**settings)
+
+
+@pytest.mark.parametrize(
+    "text", [tokens(length=25), tokens()[0], torch.randn(2, 3), tokens(length=0)]
+)
+def test_bad_tokens(text):
+    with pytest.raises(el.EinlinearError, match=r"tokens have shape.*\n.*\n.*tokens\[:, -24:\]"):
+        small()(text)
+
+
+def test_a_full_cache():
+    model = small()
+    caches = model.new_caches()
+    model(tokens(length=20), caches)
+    with pytest.raises(el.EinlinearError, match="after 20 tokens in the cache"):
+        model(tokens(length=5), caches)
+    assert caches[0].length == 20
+    assert model(tokens(length=4), caches).shape == (3, 4, 17)

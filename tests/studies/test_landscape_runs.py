@@ -20,7 +20,7 @@ from einlinear.cli import main
 from einlinear.studies.images import load_images
 from einlinear.studies.landscape_runs import Run
 from einlinear.studies.landscape_sweep import read_results
-from einlinear.studies.landscape_train import Perceptron, TensorImages, naive_starts, train_run
+from einlinear.studies.landscape_train import TensorImages, make_model, naive_starts, train_run
 
 OPTIONS = (
     "--structures dense btt --widths 8 16 --rates -8 -7 --naive-rates -9 -8 --seeds 2 "
@@ -227,12 +227,12 @@ def test_a_run_is_a_function_of_its_settings(images):
 
 
 def test_naive_starts_have_unit_variance_for_the_fan_in():
-    model = Perceptron(96, 10, replace(NAIVE, structure="btt", width=64))
+    model = make_model(96, 10, replace(NAIVE, structure="btt", width=64))
     stds = {start.name: start.std for start in naive_starts(model)}
     assert stds["input.weight"] == pytest.approx(96**-0.5)
-    assert stds["first.A"] == stds["second.B"] == pytest.approx(8**-0.5)
+    assert stds["blocks.0.A"] == stds["blocks.1.B"] == pytest.approx(8**-0.5)
     assert stds["head.weight"] == pytest.approx(64**-0.5)
-    assert stds["first.bias"] == stds["head.bias"] == 0
+    assert stds["blocks.0.bias"] == stds["head.bias"] == 0
 
 
 def test_a_run_that_diverges_is_given_up(images):

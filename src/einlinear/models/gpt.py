@@ -49,8 +49,9 @@ class GPT(nn.Module):
         num_heads: how many attention heads; in place of head_size.
         positions: "learned" vectors as in the paper, "rotary" or "alibi".
         embedding_std: the deviation of embeddings at the start.
-        tied: whether the head has the weight of the embedding. Its logits are multiplied by
-            64 / width then, because an embedding moves by the same amount at every width.
+        tied: whether the head has the weight of the embedding. Its input is multiplied by
+            64 / width then, because an embedding moves by the same amount at every width. Leave
+            embedding_std small: a token's own logit starts near 64 embedding_std.
         device: where the parameters are.
         dtype: of the parameters.
     """
@@ -114,8 +115,9 @@ class GPT(nn.Module):
         order = self._order(start, end, x)
         for i, block in enumerate(self.blocks):
             x = block(x, order, caches[i] if caches else None)
-        logits: Tensor = self.head(self.norm(x))
-        return logits * (_TIED_WIDTH / self.width) if self.tied else logits
+        x = self.norm(x)
+        logits: Tensor = self.head(x * (_TIED_WIDTH / self.width) if self.tied else x)
+        return logits
 
     def new_caches(self) -> list[Cache]:
         """An empty cache for every block."""
@@ -164,8 +166,8 @@ class GPT(nn.Module):
             raise EinlinearError(
                 what=f"the tokens have shape {tuple(tokens.shape)} and dtype "
                 f"{tokens.dtype}{before}",
-                rule=f"tokens are int64, (batch, length), and at most {self.context} in all: the "
-                "model's context",
+                rule="tokens are int64, (batch, length), with a length of 1 or more; in all at "
+                f"most {self.context}, the model's context",
                 fix=f"give tokens[:, -{self.context}:], or make the model with a larger context",
             )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from time import perf_counter
@@ -11,44 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from einlinear.layers.linear import EinsumLinear
+from einlinear.models.convert import convert_
 from einlinear.models.facts import find_facts
 from einlinear.models.groups import param_groups
 from einlinear.models.init import Start, apply_init_, init_
+from einlinear.models.mlp import MLP
 from einlinear.studies.images import Images
 from einlinear.studies.landscape_runs import Run, RunResult
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": nn.functional.relu,
-    "gelu": nn.functional.gelu,
-}
 _GIVE_UP = 2.0  # times the loss at the start
 _PATIENCE = 2  # tenths of the steps in which a loss may be high
-
-
-class Perceptron(nn.Module):
-    """Four layers: input and head dense, the two between structured."""
-
-    def __init__(self, d_in: int, num_classes: int, run: Run) -> None:
-        super().__init__()
-        width = run.width
-        options: Any = {"structure": run.structure, "weight_norm": run.weight_norm}
-        self.input = nn.Linear(d_in, width)
-        self.first = EinsumLinear(width, width, **options)
-        self.second = EinsumLinear(width, width, **options)
-        self.head = nn.Linear(width, num_classes)
-        self.activation = _ACTIVATIONS[run.activation]
-
-    def layer_roles(self) -> dict[str, str]:
-        """The head, which muP starts at zero."""
-        return {"head": "head"}
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        for layer in (self.input, self.first, self.second):
-            x = self.activation(layer(x))
-        logits: Tensor = self.head(x)
-        return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +54,7 @@ def train_run(run: Run, images: TensorImages) -> RunResult:
     generator = torch.Generator().manual_seed(run.seed)
     shape = (run.steps, run.batch)
     batches = torch.randint(len(images.train_y), shape, generator=generator)
-    model = Perceptron(images.train_x.shape[1], images.num_classes, run)
+    model = make_model(images.train_x.shape[1], images.num_classes, run)
     optimizer = _prepared(model, run, generator)
     start_loss, _ = _test(model, images)
     losses: list[float] = []
@@ -110,6 +81,13 @@ def train_run(run: Run, images: TensorImages) -> RunResult:
         steps_done=len(losses) if isfinite(losses[-1]) else len(losses) - 1,
         seconds=perf_counter() - begin,
     )
+
+
+def make_model(d_in: int, num_classes: int, run: Run) -> MLP:
+    """Four layers: input and head dense, the two between structured."""
+    model = MLP(d_in, num_classes, width=run.width, activation=run.activation)
+    convert_(model, {"blocks.*": run.structure}, weight_norm=run.weight_norm)
+    return model
 
 
 def _prepared(model: nn.Module, run: Run, generator: torch.Generator) -> torch.optim.Optimizer:
