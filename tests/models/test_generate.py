@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear import EinlinearError
@@ -17,15 +19,18 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("parts", [[19], [1] * 19, [7, 12], [4, 1, 1, 6, 7]])
+@given(st.sampled_from(POSITIONS), st.lists(st.integers(1, 6), min_size=1, max_size=4))
+@example("learned", [1] * 19)
+@example("rotary", [1] * 19)
+@example("alibi", [1] * 19)
+@settings(max_examples=30)
 def test_reading_in_parts_is_reading_at_once(positions, parts):
     model = double(positions)
-    text = tokens()
+    text = tokens(length=sum(parts))
     caches = model.new_caches()
     logits = [model(part, caches) for part in text.split(parts, dim=1)]
     torch.testing.assert_close(torch.cat(logits, 1), model(text), rtol=1e-10, atol=1e-10)
-    assert caches[0].length == 19
+    assert [cache.length for cache in caches] == [sum(parts)] * 2
 
 
 def plainly(model, text, num_new, generator):
