@@ -7,18 +7,9 @@ import torch
 import einlinear as el
 from cases import STRUCTURES
 from einlinear import bench, peers
-from einlinear.bench import (
-    LINEAR,
-    LINEAR_BIAS,
-    MODES,
-    BenchResult,
-    Case,
-    bench_case,
-    bench_cases,
-    bench_page,
-    interval,
-    merged,
-)
+from einlinear.bench import Case, bench_case, bench_cases
+from einlinear.bench_page import bench_page
+from einlinear.bench_rows import LINEAR, LINEAR_BIAS, MODES, BenchResult, interval, merged
 from einlinear.blocks import bench_stack, make_stack, stack_cases, step_flops, training_step
 from einlinear.cli import main
 from einlinear.errors import EinlinearError

@@ -113,7 +113,7 @@ def program(*arguments, **options):
 
 
 def test_a_narrow_terminal_cuts_nothing(capsys, monkeypatch):
-    monkeypatch.setattr("einlinear.cli._console", lambda: Console(width=60))
+    monkeypatch.setattr("einlinear.cli_structures.console", lambda: Console(width=60))
     _, out, _ = run(capsys, "describe", "btt(rank=2)", "--width", "4096")
     assert "524,288" in out
     assert "\u2026" not in out
@@ -152,7 +152,7 @@ def test_ctrl_c(capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("einlinear.cli.make_plan", interrupted)
+    monkeypatch.setattr("einlinear.cli_structures.make_plan", interrupted)
     code, _, err = run(capsys, "describe", "btt", "--width", "64")
     assert (code, err) == (130, "einlinear: interrupted\n")
 
@@ -162,6 +162,17 @@ def test_help_without_arguments(capsys):
     assert code == 0
     assert "describe" in out
     assert "atlas" in out
+
+
+def test_the_command_line_starts_without_what_is_slow_to_load():
+    code = (
+        "import sys, einlinear.cli as cli\n"
+        "try:\n    cli.main(['bench', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print({'torch', 'numpy', 'matplotlib', 'plotly'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "set()"
 
 
 def test_version(capsys):

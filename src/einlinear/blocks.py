@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import gelu, mse_loss, scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from einlinear.bench import LINEAR, BenchResult, BenchRow, compared
+from einlinear.bench_rows import LINEAR, BenchResult, BenchRow, compared
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear, situation
 from einlinear.layers.measure import interleaved, peak_memory

@@ -1,0 +1,33 @@
+"""What every command needs: a console for tables, files written whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from einlinear.errors import cannot_write
+
+
+def console(width: int = 132) -> Console:
+    """Where tables go; so wide if it is no terminal."""
+    # Tables piped into a file or a pager are not cut at 80 columns.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+def write(path: Path, text: str) -> None:
+    """Save a file and say where."""
+    save(path, text)
+    print(f"wrote {path}")
+
+
+def save(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
