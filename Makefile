@@ -25,6 +25,7 @@ bench: $(READY)  ## layers against nn.Linear; how long plans, imports and the co
 	$(BIN)/python tests/bench_structures.py
 	$(BIN)/einlinear bench --out demo --widths 512 1024 --repeats 5
 	$(BIN)/einlinear bench --out demo/blocks --structures btt --tokens 1024 --repeats 5 --blocks 2
+	$(BIN)/einlinear bench --out demo/experts --structures btt --experts 16 --repeats 5
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

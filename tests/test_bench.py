@@ -105,7 +105,7 @@ def test_the_page_draws_every_row_but_the_baselines(result):
     assert "layer, with bias" in page
     assert f'"name": "{LINEAR}"' not in page
     assert "a note &amp; more" in page
-    assert not [word for word in ("%FACTS%", "%CALLS%", "%LAYERS%", "%STACKS%") if word in page]
+    assert not [word for word in ("%FACTS%", "%CALLS%", "%TABLES%", "%SECTIONS%") if word in page]
 
 
 def test_cases_are_measured_once():
@@ -268,7 +268,7 @@ def test_a_stack_is_timed_against_the_dense_one(stack):
     assert cases == [("dense", LINEAR, "baseline"), *structured]
     for row in stack.rows:
         assert (row.mode, row.width, row.tokens) == ("training, 2 blocks", 64, 256)
-        assert row.is_stack
+        assert row.section == "blocks"
         assert 0 < row.low <= row.speed <= row.high
         assert row.tokens_per_second == pytest.approx(256 / (row.milliseconds / 1e3))
     assert stack.rows[0].limit == stack.rows[0].speed == 1
@@ -322,10 +322,10 @@ def test_stacks_have_their_own_panel_and_table(result, stack, capsys, tmp_path, 
     assert page.count("draw('figure") == 3
     assert "<h2>training, 2 blocks, width 64</h2>" in page
     figure = json.loads(page.split("draw('figure2', ")[1].split(");\n")[0].split(");</script>")[0])
-    bars, limits = figure["data"]
+    bars, limits, values = figure["data"]
     assert figure["labels"] == ["btt", "low_rank"]
     assert bars["y"] == [row.speed for row in stack.rows[1:]]
-    assert [y for y in limits["y"][::4]] == [row.limit for row in stack.rows[1:]]
+    assert limits["y"][::3] == values["y"] == [row.limit for row in stack.rows[1:]]
     words = "bench --structures monarch --widths 64 --tokens 8 --repeats 1 --blocks 1 --out"
     main([*words.split(), str(tmp_path)])
     shown = capsys.readouterr()

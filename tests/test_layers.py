@@ -67,6 +67,7 @@ ORDER = [
     "peers",
     "bench_rows",
     "bench",
+    "bench_experts",
     "blocks",
     "bench_page",
     "terminal",

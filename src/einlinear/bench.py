@@ -31,13 +31,16 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
+    """Something that is timed: what it computes, and what it is differentiated by."""
+
     kind: str
     baseline: str
     forward: Callable[[], Tensor]
     tensors: tuple[Tensor, ...]
 
     def action(self, mode: str) -> Callable[[], object]:
+        """A call of one of MODES."""
         if mode == "forward":
             return torch.no_grad()(self.forward)
 
@@ -73,7 +76,13 @@ def bench_cases(
     return list(dict.fromkeys(cases))
 
 
-def bench_case(case: Case, dtype: torch.dtype = torch.float32, *, repeats: int = 9) -> BenchResult:
+def bench_case(
+    case: Case,
+    dtype: torch.dtype = torch.float32,
+    *,
+    repeats: int = 9,
+    on_progress: Callable[[str], None] | None = None,
+) -> BenchResult:
     """All variants, the layer and the installed peers against nn.Linear, timed in turns."""
     structure, width, tokens = case
     tokens = whole_number(tokens, "tokens", 1)
@@ -88,7 +97,7 @@ def bench_case(case: Case, dtype: torch.dtype = torch.float32, *, repeats: int =
         both = mode != MODES[0]
         chosen = choose_variant(layer.plan, tokens, "cpu", dtype, has_backward=both)
         actions = {name: run.action(mode) for name, run in runs.items()}
-        times = interleaved(actions, repeats)
+        times = interleaved(actions, repeats, on_progress=within(mode, on_progress))
         for name, run in runs.items():
             row = BenchRow(
                 structure=structure,
@@ -108,19 +117,24 @@ def bench_case(case: Case, dtype: torch.dtype = torch.float32, *, repeats: int =
     return BenchResult(tuple(rows), tuple(notes))
 
 
-def _runs(layer: EinsumLinear, x: Tensor) -> tuple[dict[str, _Run], list[str]]:
+def within(mode: str, on_progress: Callable[[str], None] | None) -> Callable[[str], None] | None:
+    """Told something, tells it on with the mode in front."""
+    return None if on_progress is None else lambda text: on_progress(f"{mode}, {text}")
+
+
+def _runs(layer: EinsumLinear, x: Tensor) -> tuple[dict[str, Run], list[str]]:
     """What is timed, by name: the multiply alone in each way, then layers with their bias."""
     plan, width = layer.plan, layer.in_features
     padded = nn.functional.pad(x.detach(), (0, plan.d_in_padded - width)).requires_grad_()
     factors = [factor.detach().requires_grad_() for factor in layer.factors()]
     linear, linear_bias = (nn.Linear(width, width, bias=b, dtype=x.dtype) for b in (False, True))
-    runs = {LINEAR: _Run("baseline", LINEAR, partial(linear, x), (x, *linear.parameters()))}
+    runs = {LINEAR: Run("baseline", LINEAR, partial(linear, x), (x, *linear.parameters()))}
     for variant in VARIANTS:
         forward = partial(multiply, plan, x, factors, variant)
-        runs[variant] = _Run("variant", LINEAR, forward, (x, *factors))
+        runs[variant] = Run("variant", LINEAR, forward, (x, *factors))
     peers, notes = make_peers(plan, factors)
     for peer in peers:
-        run = _Run("peer", LINEAR, partial(peer.run, padded), (padded, *peer.tensors))
+        run = Run("peer", LINEAR, partial(peer.run, padded), (padded, *peer.tensors))
         try:
             run.action(MODES[-1])()
             runs[peer.name] = run
@@ -130,5 +144,5 @@ def _runs(layer: EinsumLinear, x: Tensor) -> tuple[dict[str, _Run], list[str]]:
         (LINEAR_BIAS, "baseline", linear_bias),
         ("layer", "layer", layer),
     ):
-        runs[name] = _Run(kind, LINEAR_BIAS, partial(module, x), (x, *module.parameters()))
+        runs[name] = Run(kind, LINEAR_BIAS, partial(module, x), (x, *module.parameters()))
     return runs, notes

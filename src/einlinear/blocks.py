@@ -86,7 +86,11 @@ def stack_cases(
 
 
 def bench_stack(
-    case: StackCase, dtype: torch.dtype = torch.float32, *, repeats: int = 9
+    case: StackCase,
+    dtype: torch.dtype = torch.float32,
+    *,
+    repeats: int = 9,
+    on_progress: Callable[[str], None] | None = None,
 ) -> BenchResult:
     """Training steps of the stack with nn.Linear and with each structure, timed in turns."""
     structures, width, tokens, num_blocks = case
@@ -98,7 +102,7 @@ def bench_stack(
         name: training_step(make_stack(structure, width, num_blocks).to(dtype), x, target)
         for name, structure in names.items()
     }
-    times = interleaved(steps, repeats)
+    times = interleaved(steps, repeats, on_progress=on_progress)
     flops = {name: step_flops(s, width, tokens, num_blocks) for name, s in names.items()}
     rows = [
         BenchRow(

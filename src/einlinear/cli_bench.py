@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.table import Table
@@ -17,7 +18,15 @@ from einlinear.errors import EinlinearError
 from einlinear.terminal import console, save, write
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
+    from einlinear.bench import Case
     from einlinear.bench_rows import BenchResult, BenchRow
+    from einlinear.blocks import StackCase
+
+    _Jobs = list[tuple[str, Callable[..., BenchResult]]]
+
+_SECONDS_BETWEEN_LINES = 15.0
 
 
 def bench(
@@ -35,6 +44,8 @@ def bench(
     dtype: Literal["float32", "bfloat16", "float64"] = "float32",
     repeats: int = 9,
     blocks: Annotated[int, tyro.conf.arg(metavar="N")] = 0,
+    experts: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="E [E ...]")] = None,
+    active: Annotated[int | None, tyro.conf.arg(metavar="K")] = None,
     compare: Annotated[Path | None, tyro.conf.arg(metavar="OLD.json")] = None,
 ) -> None:
     """Time layers against nn.Linear of the same width, in turns: a table, a page and JSON.
@@ -49,47 +60,97 @@ def bench(
         blocks: also time training steps of so many transformer blocks, with each structure in all
             linear layers, against nn.Linear: tokens per second. Widths are multiples of 64 then,
             tokens rounded down to sequences of 128. 0 is none.
+        experts: time mixtures of so many experts (MoELinear) instead of single layers: against
+            nn.Linear, as many layers as are active, and all experts computed and masked, which is
+            slow and gets three rounds. Several numbers show how time grows with them.
+        active: how many experts each token uses, with --experts; 2 unless given.
         compare: bench.json of another run; a column shows the speed as a multiple of its speed.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what measures memory is talkative
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch  # torch and the layers take a while to load
 
-    from einlinear.bench import bench_case, bench_cases
+    from einlinear.bench import bench_cases
     from einlinear.bench_page import bench_page
-    from einlinear.bench_rows import as_json, merged, speeds
-    from einlinear.blocks import bench_stack, stack_cases
+    from einlinear.bench_rows import as_json, merged, speeds, tables
+    from einlinear.blocks import stack_cases
     from einlinear.machine import machine_facts
 
     old = None if compare is None else speeds(_read(compare), str(compare))
-    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "repeats": repeats}
-    jobs: list[tuple[str, Callable[[], BenchResult]]] = []
-    for case in bench_cases(structures, widths, tokens):
-        text = f"{case.structure} at width {case.width}, {case.tokens} tokens"
-        jobs.append((text, partial(bench_case, case, **options)))
-    for stack in stack_cases(structures, widths, tokens, blocks):
-        text = f"{blocks} blocks at width {stack.width}, {stack.tokens} tokens"
-        jobs.append((text, partial(bench_stack, stack, **options)))
-    screen = console(150)
+    layers = bench_cases(structures, widths, tokens)
+    stacks = stack_cases(structures, widths, tokens, blocks)
+    jobs = [*_layer_jobs(layers, experts, active), *_stack_jobs(stacks)]
+    screen = console(170)
     results = []
     with screen.status("") as status:
         for number, (text, job) in enumerate(jobs, 1):
-            progress = f"case {number} of {len(jobs)}: {text}"
-            status.update(progress)
-            if not screen.is_terminal:  # a log shows no status line
-                print(progress, file=sys.stderr)
-            results.append(job())
+            show = _progress(f"case {number} of {len(jobs)}: {text}", status)
+            results.append(job(getattr(torch, dtype), repeats=repeats, on_progress=show))
             save(out / "bench.json", json.dumps(as_json(merged(results))))
     result = merged(results)
-    facts = machine_facts()
-    screen.print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    for is_stack in (False, True):
-        rows = [row for row in result.rows if row.is_stack == is_stack]
-        if rows:
-            screen.print(_bench_table(rows, old))
+    screen.print(", ".join(f"{name} {value}" for name, value in machine_facts().items()))
+    for groups in tables(result.rows):
+        screen.print(_bench_table(groups, old))
     for note in result.notes:
         screen.print(note, markup=False)
     write(out / "bench.json", json.dumps(as_json(result), indent=1))
     write(out / "bench.html", bench_page(result))
+
+
+def _layer_jobs(cases: Sequence[Case], experts: Sequence[int] | None, active: int | None) -> _Jobs:
+    from einlinear.bench import bench_case
+    from einlinear.bench_experts import bench_experts, experts_cases
+
+    if experts is None:
+        if active is not None:
+            raise EinlinearError(
+                what=f"--active {active} without --experts",
+                rule="only mixtures have active experts",
+                fix=f"--experts 16 --active {active}, or leave --active out",
+            )
+        return [
+            (
+                f"{case.structure} at width {case.width}, {case.tokens} tokens",
+                partial(bench_case, case),
+            )
+            for case in cases
+        ]
+    return [
+        (
+            f"{case.structure}, {case.num_active} of {case.num_experts} experts, "
+            f"at width {case.width}, {case.tokens} tokens",
+            partial(bench_experts, case),
+        )
+        for case in experts_cases(cases, experts, 2 if active is None else active)
+    ]
+
+
+def _stack_jobs(cases: Sequence[StackCase]) -> _Jobs:
+    from einlinear.blocks import bench_stack
+
+    return [
+        (
+            f"{case.num_blocks} blocks at width {case.width}, {case.tokens} tokens",
+            partial(bench_stack, case),
+        )
+        for case in cases
+    ]
+
+
+def _progress(case: str, status: Status) -> Callable[[str], None]:
+    """Shows the case, and what it is told from within: in a log now and then."""
+    status.update(case)
+    if status.console.is_terminal:
+        return lambda text: status.update(f"{case}: {text}")
+    print(case, file=sys.stderr)
+    shown = [monotonic()]
+
+    def write_line(text: str) -> None:
+        if monotonic() - shown[0] > _SECONDS_BETWEEN_LINES:
+            shown[0] = monotonic()
+            print(f"  {text}", file=sys.stderr)
+
+    return write_line
 
 
 def doctor() -> None:
@@ -104,41 +165,19 @@ def doctor() -> None:
     console().print(table)
 
 
-def _bench_table(rows: Sequence[BenchRow], old: Mapping[tuple[object, ...], float] | None) -> Table:
-    from einlinear.bench_rows import interval, row_key
+def _bench_table(
+    groups: Sequence[Sequence[BenchRow]], old: Mapping[tuple[object, ...], float] | None
+) -> Table:
+    """One section: a line for each row, and a rule after each group."""
+    from einlinear.bench_rows import WORDS, cells, is_ours
 
-    is_stack = rows[0].is_stack
-    table = Table("structure", "width", "tokens", "dtype", "pass", "variant", padding=(0, 0, 0, 1))
-    for name in ("limit", "speed", "from - to", "of limit", "ms", "peak MB"):
-        table.add_column(name, justify="right")
-    if is_stack:
-        table.add_column("tokens/s", justify="right")
-    if old is not None:
-        table.add_column("by old", justify="right")
-    for row, following in zip(rows, (*rows[1:], None), strict=True):
-        cells = [
-            row.structure,
-            str(row.width),
-            str(row.tokens),
-            row.dtype,
-            row.mode.replace("forward", "fwd").replace("backward", "bwd"),
-            f"{row.variant} *" if row.is_chosen else row.variant,
-            f"{row.limit:.1f}",
-            f"{row.speed:.2f}",
-            interval(row),
-            f"{row.speed / row.limit:.0%}",
-            f"{row.milliseconds:.2f}",
-            f"{row.peak_bytes / 1e6:.1f}",
-        ]
-        if is_stack:
-            cells.append(f"{row.tokens_per_second:,.0f}")
-        if old is not None:
-            before = old.get(row_key(row))
-            cells.append(f"{row.speed / before:.2f}" if before else "-")
-        group = slice(1, -1) if is_stack else slice(-1)  # a stack has one baseline for all
-        ends = following is None or row_key(following)[group] != row_key(row)[group]
-        is_ours = row.is_chosen or row.kind in ("layer", "stack")
-        table.add_row(*cells, style="bold" if is_ours else None, end_section=ends)
+    table = Table(padding=(0, 0, 0, 1))
+    for name in cells(groups[0][0], old):
+        table.add_column(name, justify="left" if name in WORDS else "right")
+    for group in groups:
+        for number, row in enumerate(group, 1):
+            style = "bold" if is_ours(row) else None
+            table.add_row(*cells(row, old).values(), style=style, end_section=number == len(group))
     return table
 
 

@@ -1,4 +1,7 @@
-"""Peers: the same layers built with other libraries, where they are installed and can do it."""
+"""Peers: the same layers built in another way.
+
+With other libraries, where they are installed and can do it; mixtures of experts in plain PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ import torch
 from torch import Tensor
 
 from einlinear.layers.execute import einsum_steps
+from einlinear.layers.experts import normalised_experts
+from einlinear.layers.moe import MoELinear
+from einlinear.layers.scaling import factor_scaling
+from einlinear.layers.strided import padded
 from einlinear.structures.plan import Plan, Step
 
 # What pip calls each module. tensorly-torch does not say that it needs tensorly.
@@ -182,3 +189,37 @@ def _cola_step(
     if kept == 1:
         return operator
     return ops.Kronecker(operator, ops.Identity((kept, kept), dtype=factor.dtype))
+
+
+def all_experts(layer: MoELinear, x_td: Tensor) -> Tensor:
+    """What the layer gives, by way of all experts for all tokens: most with weight zero.
+
+    One einsum per step for all experts at once, as the paper computes mixtures. The weights of the
+    gate multiply the input of the last step, which then sums over the experts, too: so the outputs
+    of single experts are never written, which would take as much memory again and more time.
+    Gate, routing and parameters are those of the layer. Ref: [P24 §5].
+    """
+    plan = layer.plan
+    experts_tk, weights_tk = layer.route(x_td)
+    weights_te = weights_tk.new_zeros(x_td.shape[0], layer.num_experts)
+    weights_te = weights_te.scatter(-1, experts_tk, weights_tk).to(x_td.dtype)
+    factors: list[Tensor] = [getattr(layer, step.factor) for step in plan.steps]
+    if layer.weight_norm:
+        scaling = factor_scaling(plan)
+        factors = normalised_experts(factors, [scaling[s.factor].init_std for s in plan.steps])
+    z = padded(x_td, plan.d_in_padded).reshape(-1, *plan.x_shape)
+    for number, (step, factor) in enumerate(zip(plan.steps[:-1], factors, strict=False)):
+        z = torch.einsum(_of_experts(step, takes=number > 0, gives=True), z, factor)
+    if len(plan.steps) == 1:
+        z = z.unsqueeze(1)
+    z = weights_te.reshape(*weights_te.shape, *[1] * (z.dim() - 2)) * z
+    z = torch.einsum(_of_experts(plan.steps[-1], takes=True, gives=False), z, factors[-1])
+    y_td = z.reshape(x_td.shape[0], plan.d_out_padded)[:, : plan.d_out]
+    return y_td if layer.bias is None else y_td + layer.bias
+
+
+def _of_experts(step: Step, *, takes: bool, gives: bool) -> str:
+    """The step's equation with an axis of experts, Z: in the factor, before it, after it."""
+    operands, result = step.equation.replace("...", "").split("->")
+    rows, factor = operands.split(",")
+    return f"...{'Z' * takes}{rows},Z{factor}->...{'Z' * gives}{result}"

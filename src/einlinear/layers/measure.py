@@ -13,16 +13,27 @@ from einlinear.layers import engine
 
 
 def interleaved(
-    actions: Mapping[str, Callable[[], object]], repeats: int
+    actions: Mapping[str, Callable[[], object]],
+    repeats: int,
+    *,
+    few: Mapping[str, int] | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of each action, taken in turns so that noise falls on all alike.
+    """Seconds of each action by round, taken in turns so that noise falls on all alike.
 
     Each timed call follows an untimed one of the same action, as it would in training: memory that
     another action gave back to the system is fresh for the next, which costs as much as the work.
+    Actions named in few, the slow ones, take part in so many of the first rounds only. on_progress
+    is told the round and the action, before it runs.
     """
+    rounds = {name: min(repeats, (few or {}).get(name, repeats)) for name in actions}
     times: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(repeats):
+    for number in range(repeats):
         for name, action in actions.items():
+            if number >= rounds[name]:
+                continue
+            if on_progress is not None:
+                on_progress(f"round {number + 1} of {repeats}, {name}")
             action()
             _finish()
             start = time.perf_counter()
