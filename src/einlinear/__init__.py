@@ -11,6 +11,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from einlinear.errors import EinlinearError as EinlinearError
+    from einlinear.layers.expert_parallel import ExpertSharding as ExpertSharding
+    from einlinear.layers.expert_parallel import average_gradients_ as average_gradients_
+    from einlinear.layers.expert_parallel import clip_grad_norm_ as clip_grad_norm_
+    from einlinear.layers.expert_parallel import full_state_dict as full_state_dict
+    from einlinear.layers.expert_parallel import shard_experts_ as shard_experts_
     from einlinear.layers.linear import EinsumLinear as EinsumLinear
     from einlinear.layers.moe import MoEFeedForward as MoEFeedForward
     from einlinear.layers.moe import MoELinear as MoELinear
@@ -79,6 +84,11 @@ _HOMES = {
     "MoEFeedForward": "layers.moe",
     "Routing": "layers.routing",
     "balance_loss": "layers.routing",
+    "ExpertSharding": "layers.expert_parallel",
+    "shard_experts_": "layers.expert_parallel",
+    "average_gradients_": "layers.expert_parallel",
+    "clip_grad_norm_": "layers.expert_parallel",
+    "full_state_dict": "layers.expert_parallel",
     "tune": "layers.tune",
     "convert_": "models.convert",
     "plan_conversion": "models.convert",

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from einlinear.errors import EinlinearError
+from einlinear.layers.exchange import mix_over_ranks
 from einlinear.layers.execute import dense_weight
 from einlinear.layers.expert_operators import multiply_experts
-from einlinear.layers.experts import normalised_experts, sort_pairs
+from einlinear.layers.experts import Pairs, normalised_experts, sort_pairs
 from einlinear.layers.routing import Gate, Routed
 from einlinear.layers.scaling import Scaling, factor_scaling, matrix_scaling, vector_scaling
 from einlinear.structures.named import dense
@@ -70,6 +71,7 @@ class MoELinear(Routed):
         scaling = factor_scaling(self.plan)
         self._names = [step.factor for step in self.plan.steps]
         self._stds = [scaling[name].init_std for name in self._names]
+        self.expert_names = tuple(self.plan.factor_shapes)
         for name, shape in self.plan.factor_shapes.items():
             empty = torch.empty((self.num_experts, *shape), device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
@@ -97,12 +99,10 @@ class MoELinear(Routed):
 
     def reset_parameters(self) -> None:
         """Draw the factors of all experts anew; bias and gate 0."""
-        for name, scaling in self.param_scaling().items():
-            nn.init.normal_(getattr(self, name), std=scaling.init_std)
-        self.gate.reset_parameters()
+        self.draw_(self.param_scaling())
 
     def to_dense(self) -> Tensor:
-        """The effective weights, (num_experts, out_features, in_features)."""
+        """The effective weights, (num_experts, out_features, in_features); of the experts here."""
         factors = [getattr(self, name) for name in self._names]
         if self.weight_norm:
             factors = normalised_experts(factors, self._stds)
@@ -111,29 +111,44 @@ class MoELinear(Routed):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer applied to the last axis of x."""
-        factors = [getattr(self, name) for name in self._names]
-        _check(x, factors[0], self.in_features)
+        _check(x, getattr(self, self._names[0]), self.in_features)
         x_td = x.reshape(-1, self.in_features)
         experts_tk, weights_tk = self.route(x_td)
-        pairs = sort_pairs(experts_tk, self.num_experts)
-        y_te = multiply_experts(
+        bias = None if self.bias is None else _cast(self.bias)
+        if self.shard is None:
+            pairs = sort_pairs(experts_tk, self.num_experts)
+            y_te = self._mix(_cast(x_td), experts_tk, weights_tk, pairs, bias)
+        else:
+            y_te = mix_over_ranks(self.shard, _cast(x_td), experts_tk, weights_tk, self._mix)
+            y_te = y_te if bias is None else y_te + bias
+        return y_te.reshape(*x.shape[:-1], self.out_features)
+
+    def _mix(
+        self,
+        x_td: Tensor,
+        experts_tk: Tensor,
+        weights_tk: Tensor,
+        pairs: Pairs,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """What the experts here make of rows, weighted and added up."""
+        return multiply_experts(
             self.plan,
-            _cast(x_td),
+            x_td,
             weights_tk.flatten().index_select(0, pairs.order),
             pairs,
-            [_cast(factor) for factor in factors],
-            bias=None if self.bias is None else _cast(self.bias),
+            [_cast(self.own_experts(name)) for name in self._names],
+            bias=bias,
             stds=self._stds if self.weight_norm else (),
             adds=x_td.shape[0],
         )
-        return y_te.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """What print(layer) shows."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, structure={str(self.structure)!r}, "
-            f"num_experts={self.num_experts}, num_active={self.num_active}"
+            f"num_experts={self.num_experts}{self._shard_repr()}, num_active={self.num_active}"
             + ("" if self.weight_norm else ", weight_norm=False")
         )
 
@@ -187,6 +202,7 @@ class MoEFeedForward(Routed):
         self.up, self.down = stacked(d_model, d_hidden), stacked(d_hidden, d_model)
         self.up_bias = stacked(d_hidden) if bias else None
         self.down_bias = stacked(d_model) if bias else None
+        self.expert_names = ("up", "down", "up_bias", "down_bias") if bias else ("up", "down")
         self.gate = Gate(d_model, self.num_experts, device=device, dtype=dtype)
         self.reset_parameters()
 
@@ -208,40 +224,48 @@ class MoEFeedForward(Routed):
 
     def reset_parameters(self) -> None:
         """Draw all experts anew; biases and gate 0."""
-        for name, scaling in self.param_scaling().items():
-            nn.init.normal_(getattr(self, name), std=scaling.init_std)
-        self.gate.reset_parameters()
+        self.draw_(self.param_scaling())
 
     def forward(self, x: Tensor) -> Tensor:
         """The net applied to the last axis of x."""
         _check(x, self.up, self.d_model)
         x_td = x.reshape(-1, self.d_model)
         experts_tk, weights_tk = self.route(x_td)
-        pairs = sort_pairs(experts_tk, self.num_experts)
-        hidden_ph = multiply_experts(self._up_plan, _cast(x_td), None, pairs, [_cast(self.up)])
+        if self.shard is None:
+            pairs = sort_pairs(experts_tk, self.num_experts)
+            y_te = self._mix(_cast(x_td), experts_tk, weights_tk, pairs)
+        else:
+            y_te = mix_over_ranks(self.shard, _cast(x_td), experts_tk, weights_tk, self._mix)
+        return y_te.reshape(x.shape)
+
+    def _mix(self, x_td: Tensor, experts_tk: Tensor, weights_tk: Tensor, pairs: Pairs) -> Tensor:
+        """What the experts here make of rows, weighted and added up."""
+        up, down = _cast(self.own_experts("up")), _cast(self.own_experts("down"))
+        hidden_ph = multiply_experts(self._up_plan, x_td, None, pairs, [up])
         if self.up_bias is not None:
             expert_p = experts_tk.flatten().index_select(0, pairs.order)
-            hidden_ph = hidden_ph + self.up_bias.to(hidden_ph.dtype).index_select(0, expert_p)
+            up_bias = self.own_experts("up_bias").to(hidden_ph.dtype)
+            hidden_ph = hidden_ph + up_bias.index_select(0, expert_p)
         y_te = multiply_experts(
             self._down_plan,
             ACTIVATIONS[self.activation](hidden_ph),
             weights_tk.flatten().index_select(0, pairs.order),
             pairs,
-            [_cast(self.down)],
+            [down],
             takes=False,
             adds=x_td.shape[0],
         )
         if self.down_bias is not None:
-            biases_tke = self.down_bias.to(y_te.dtype)[experts_tk]
+            biases_tke = self.own_experts("down_bias").to(y_te.dtype)[experts_tk]
             y_te = y_te + (weights_tk.unsqueeze(-1).to(y_te.dtype) * biases_tke).sum(-2)
-        return y_te.reshape(x.shape)
+        return y_te
 
     def extra_repr(self) -> str:
         """What print(layer) shows."""
         return (
-            f"d_model={self.d_model}, d_hidden={self.d_hidden}, num_experts={self.num_experts}, "
-            f"num_active={self.num_active}, activation={self.activation!r}, "
-            f"bias={self.up_bias is not None}"
+            f"d_model={self.d_model}, d_hidden={self.d_hidden}, "
+            f"num_experts={self.num_experts}{self._shard_repr()}, num_active={self.num_active}, "
+            f"activation={self.activation!r}, bias={self.up_bias is not None}"
         )
 
 

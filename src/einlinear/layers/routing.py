@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 
 from einlinear.errors import EinlinearError
 from einlinear.layers import compiled
+from einlinear.layers.exchange import ExpertShard, averaged
 from einlinear.layers.scaling import Scaling
 from einlinear.structures.values import whole_number
 
@@ -112,11 +113,16 @@ class Routing:
 
 
 class Routed(nn.Module):
-    """A layer with a gate and experts. `last_routing` is the one thing its forward writes."""
+    """A layer with a gate and experts. `last_routing` is the one thing its forward writes.
+
+    expert_names: the parameters that have a part for each expert, along the first axis.
+    shard: which experts this rank holds; None if it holds all.
+    """
 
     num_experts: int
     num_active: int
     gate: Gate
+    expert_names: tuple[str, ...]
 
     def __init__(self, num_experts: int, num_active: int) -> None:
         super().__init__()
@@ -131,6 +137,7 @@ class Routed(nn.Module):
             fix=f"give an int from 1 to num_experts, which is {self.num_experts}",
         )
         self._routed: tuple[Tensor, Tensor] | None = None
+        self.shard: ExpertShard | None = None
 
     @property
     def last_routing(self) -> Routing | None:
@@ -145,6 +152,46 @@ class Routed(nn.Module):
             self._routed = (logits_te, experts_tk)
         with _without_autocast(x_td):
             return experts_tk, logits_te.gather(-1, experts_tk).softmax(-1)
+
+    def draw_(self, scalings: dict[str, Scaling]) -> None:
+        """Draw parameters anew, the same numbers on one rank or many; the gate becomes 0."""
+        for name, scaling in scalings.items():
+            parameter = getattr(self, name)
+            if self.shard is None or name not in self.expert_names:
+                nn.init.normal_(parameter, std=scaling.init_std)
+                continue
+            every = parameter.new_empty(self.num_experts, *parameter.shape[1:])
+            with torch.no_grad():
+                parameter.copy_(self.shard.own(every.normal_(std=scaling.init_std)))
+        self.gate.reset_parameters()
+
+    def own_experts(self, name: str) -> Tensor:
+        """A parameter of the experts that are here, to be used in a forward pass."""
+        parameter: Tensor = getattr(self, name)
+        return parameter if self.shard is None else averaged(parameter, self.shard)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Of a sharded layer, tensors that know all experts."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.shard is not None:
+            for name in self.expert_names:
+                destination[prefix + name] = self.shard.distributed(destination[prefix + name])
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        """Into a sharded layer, also the state of one that is not."""
+        if self.shard is not None:
+            keys = [prefix + name for name in self.expert_names if prefix + name in state_dict]
+            parts = {key: self.shard.part_of(state_dict[key]) for key in keys}
+            state_dict = {**state_dict, **parts}
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def _shard_repr(self) -> str:
+        shard = self.shard
+        return f", here {shard.first} to {shard.first + shard.count - 1}" if shard else ""
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and saved: not the last routing, which belongs to a graph."""

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from einlinear.errors import EinlinearError
+from einlinear.layers.exchange import ExpertShard
+from einlinear.layers.expert_parallel import expert_shards
 from einlinear.models.facts import Fact, Layer, find_facts, find_layers, match_names, named_roles
 
 
@@ -39,7 +41,8 @@ def init_(
     an embedding, or to another layer, is not set to zero, and neither is one that nobody names.
 
     Args:
-        model: any module on a real device, before it is sharded.
+        model: any module on a real device, before FSDP2 shards it. If its experts are sharded, all
+            are drawn on every rank and each keeps its own: with equal seeds as on one rank.
         zero: patterns of the names of further layers whose output starts at zero.
         embedding_std: the deviation of all embeddings; unless given, what each declares, which is
             0.02 for nn.Embedding, as in the paper's GPT.
@@ -61,9 +64,11 @@ def apply_init_(
             rule="only parameters that have memory can be initialised",
             fix='call model.to_empty(device="cpu") first',
         )
+    shards = expert_shards(model)
     with torch.no_grad():
         for start in plan:
-            _draw_(parameters[start.name], start, generator)
+            parameter = parameters[start.name]
+            _draw_(parameter, start, generator, shards.get(parameter))
         for module in model.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 if module.padding_idx is not None:
@@ -106,12 +111,19 @@ def _start(fact: Fact, zeros: set[int], embedding_std: float | None) -> Start:
     return Start(fact.name, scaling.init_mean, 0.0 if is_zero else scaling.init_std)
 
 
-def _draw_(parameter: nn.Parameter, start: Start, generator: torch.Generator | None) -> None:
+def _draw_(
+    parameter: nn.Parameter,
+    start: Start,
+    generator: torch.Generator | None,
+    shard: ExpertShard | None,
+) -> None:
     """Normal numbers in float32 at least, so that half precision rounds them once."""
     if start.std == 0:
         parameter.fill_(start.mean)
         return
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     device = parameter.device if generator is None else generator.device
-    numbers = torch.empty(parameter.shape, dtype=dtype, device=device)
-    parameter.copy_(numbers.normal_(start.mean, start.std, generator=generator))
+    first = parameter.shape[:1] if shard is None else (shard.num_experts,)
+    numbers = torch.empty((*first, *parameter.shape[1:]), dtype=dtype, device=device)
+    numbers.normal_(start.mean, start.std, generator=generator)
+    parameter.copy_(numbers if shard is None else shard.own(numbers))

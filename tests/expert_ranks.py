@@ -1,0 +1,430 @@
+"""What each of two processes runs for the tests of expert parallelism.
+
+Every rank also has the whole batch and a twin that is not sharded, and compares with that.
+"""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import einlinear as el
+from einlinear.layers import exchange
+
+WIDTH = 12
+
+
+def make_layer(structure, num_experts=4, num_active=2, dtype=torch.float64, **options):
+    """A layer whose gate, biases and normalisation all matter; the same on both ranks."""
+    torch.manual_seed(1)
+    options = {"num_experts": num_experts, "num_active": num_active, "dtype": dtype} | options
+    if structure == "feed forward":
+        layer = el.MoEFeedForward(WIDTH, 20, **options)
+    else:
+        layer = el.MoELinear(WIDTH, 18, structure=structure, **options)
+    scaling = layer.param_scaling()
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            std = scaling[name].init_std if name in scaling else 1.0
+            parameter.normal_(std=std or 1.0)
+            if name in layer.expert_names:  # some are above the deviation that they may have
+                sizes = torch.linspace(0.3, 2.0, num_experts, dtype=dtype)
+                parameter.mul_(sizes.view(-1, *[1] * (parameter.dim() - 1)))
+    return layer
+
+
+def batch(dtype=torch.float64, num_tokens=40, low=None):
+    """The tokens of both ranks; with `low` all positive, above it."""
+    torch.manual_seed(2)
+    x = torch.randn(num_tokens, WIDTH, dtype=dtype)
+    return x if low is None else x.abs() + low
+
+
+def send_to_(layer, *experts):
+    """A gate that sends every positive token to these experts, the last first."""
+    with torch.no_grad():
+        layer.gate.weight.zero_()
+        for i, expert in enumerate(experts):
+            layer.gate.weight[expert] = 1.0 + i
+
+
+def close(got, wanted, tolerance=1e-10):
+    assert got.dtype == wanted.dtype
+    scale = max(1.0, float(wanted.detach().abs().max())) if wanted.numel() else 1.0
+    torch.testing.assert_close(got, wanted, atol=tolerance * scale, rtol=0)
+
+
+def part(tensor, rank):
+    """The half of a rank along the first axis."""
+    return tensor.chunk(2)[rank]
+
+
+def loss_of(y, targets):
+    return (y * targets).sum() / len(targets) + y.square().mean()
+
+
+def compare(rank, layer, x, tolerance=1e-10, call=None):
+    """Outputs and all gradients, against one process with all tokens."""
+    call = call or (lambda layer, x: layer(x))
+    twin = copy.deepcopy(layer)
+    whole_x = x.clone().requires_grad_()
+    whole_y = twin(whole_x)
+    targets = torch.linspace(-1, 1, whole_y.numel(), dtype=x.dtype).view(whole_y.shape)
+    loss_of(whole_y, targets).backward()
+
+    sharding = el.shard_experts_(layer)
+    assert [p.shape[0] for p in own(layer)] == [layer.num_experts // 2] * len(layer.expert_names)
+    own_x = part(x, rank).clone().requires_grad_()
+    y = call(layer, own_x)
+    close(y, part(whole_y, rank), tolerance)
+    loss_of(y, part(targets, rank)).backward()
+    close(own_x.grad / 2, part(whole_x.grad, rank), tolerance)  # of the mean of both losses
+    el.average_gradients_(layer)
+    for name, parameter in layer.named_parameters():
+        wanted = dict(twin.named_parameters())[name].grad
+        wanted = part(wanted, rank) if name in sharding.parameters else wanted
+        close(parameter.grad, wanted, tolerance)
+    assert torch.equal(layer.last_routing.experts, part(twin.last_routing.experts, rank))
+
+
+def own(layer):
+    return [getattr(layer, name) for name in layer.expert_names]
+
+
+def layers(rank, structure, num_experts, num_active, options):
+    compare(rank, make_layer(structure, num_experts, num_active, **options), batch())
+
+
+def uneven(rank, structure, experts):
+    """All tokens on few experts: a rank may have all rows or none."""
+    layer = make_layer(structure, num_active=len(experts))
+    send_to_(layer, *experts)
+    compare(rank, layer, batch(low=0.1))
+    assert {e for e in range(4) if layer.last_routing.load[e] > 0} == set(experts)
+
+
+def no_tokens(rank, structure):
+    """One rank has no tokens at all, and its experts get their gradients from the other."""
+    layer, x = make_layer(structure), batch()
+    twin = copy.deepcopy(layer)
+    twin(x).square().sum().backward()
+    el.shard_experts_(layer)
+    y = layer(x if rank == 0 else x[:0])
+    assert y.shape[0] == (40 if rank == 0 else 0)
+    y.square().sum().backward()
+    for mine, whole in zip(own(layer), own(twin), strict=True):
+        close(mine.grad * 2, part(whole.grad, rank))
+    for _ in range(2):
+        assert layer(x[:0]).shape[0] == 0  # nobody has any
+
+
+def shapes_and_second_derivatives(rank):
+    layer, x = make_layer("btt", bias=True), batch(num_tokens=24)
+    twin = copy.deepcopy(layer)
+    el.shard_experts_(layer)
+    halves = part(x, rank).view(2, 6, WIDTH)
+    close(layer(halves), part(twin(x), rank).view(2, 6, -1))
+
+    def penalty(layer, x):
+        x = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        return grad.square().sum()
+
+    penalty(layer, part(x, rank)).backward()
+    penalty(twin, x).backward()
+    for mine, whole in zip(own(layer), own(twin), strict=True):
+        close(mine.grad * 2, part(whole.grad, rank), 1e-9)
+
+
+def traffic(rank):
+    """A row goes once to a rank, however many of its experts are there."""
+    layer = make_layer("btt", num_active=2)
+    send_to_(layer, 2, 3)
+    el.shard_experts_(layer)
+    ways = []
+    carry = exchange.Way.carry
+    exchange.Way.carry = lambda way, rows: (ways.append((way, rows.shape)), carry(way, rows))[1]
+    try:
+        layer(part(batch(low=0.1), rank))
+    finally:
+        exchange.Way.carry = carry
+    assert [tuple(shape) for _, shape in ways[:3]] == [(20, 2), (20, WIDTH), (20, 2)]
+    assert all(way.sends == (0, 20) for way, _ in ways[:3])
+    back = (40, 18) if rank == 1 else (0, 18)
+    assert [tuple(shape) for _, shape in ways[3:]] == [back]
+
+
+def half_precision(rank, structure):
+    layer, x = make_layer(structure, dtype=torch.float32), batch(torch.float32)
+    twin, state = copy.deepcopy(layer), copy.deepcopy(layer.state_dict())
+    el.shard_experts_(layer)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, wanted = layer(part(x, rank)), part(twin(x), rank)
+    assert y.dtype == torch.bfloat16
+    close(y.float(), wanted.float(), 0.02)
+    assert torch.equal(layer.last_routing.experts, part(twin.last_routing.experts, rank))
+    y.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+    half, twin = layer.bfloat16(), twin.bfloat16()
+    half.load_state_dict({name: tensor.bfloat16() for name, tensor in state.items()})
+    close(half(part(x, rank).bfloat16()).float(), part(twin(x.bfloat16()), rank).float(), 0.02)
+
+
+def checkpointed(rank, structure):
+    def call(layer, x):
+        return checkpoint(layer, x, use_reentrant=False)
+
+    compare(rank, make_layer(structure), batch(), call=call)
+
+
+class Block(nn.Module):
+    """Some layers with experts, some without, and one that is not used."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.enter = nn.Linear(WIDTH, 16)
+        self.mix = el.MoELinear(16, 16, structure="btt", num_experts=4)
+        self.norm = nn.LayerNorm(16)
+        self.net = el.MoEFeedForward(16, 24, num_experts=2, num_active=1)
+        self.leave = nn.Linear(16, 5)
+        self.unused = nn.Linear(3, 3)
+        self.double()
+        for gate in (self.mix.gate, self.net.gate):
+            nn.init.normal_(gate.weight)
+
+    def forward(self, x):
+        x = torch.relu(self.enter(x))
+        return self.leave(self.net(self.norm(x + self.mix(x))))
+
+
+def wrapped(model, kind):
+    """The model to call, sharded."""
+    sharding = el.shard_experts_(model)
+    if kind == "alone":
+        return model
+    if kind == "ddp":
+        return DistributedDataParallel(model, find_unused_parameters=True)
+    experts = {p for name, p in model.named_parameters() if name in sharding.parameters}
+    return fully_shard(model, mesh=init_device_mesh("cpu", (2,)), ignored_params=experts)
+
+
+def steps(model, x, classes, clip, *, averages=False):
+    """Three steps with parameter groups, the balance of what all ranks agree on, and clipping."""
+    groups = el.param_groups(model, 0.02, base_width=16)
+    optimizer = torch.optim.AdamW(groups, eps=1e-3, weight_decay=0.1)
+    norms = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), classes)
+        inner = getattr(model, "module", model)
+        loss = loss + 0.1 * inner.mix.last_routing.mean_square()
+        assert el.balance_loss(model).isfinite()
+        loss.backward()
+        if averages:
+            el.average_gradients_(model)
+        norms.append(float(clip(model)))
+        optimizer.step()
+    return norms
+
+
+def training(rank, kind):
+    """Three steps end where one process with all tokens does."""
+    twin, model = Block(), Block()
+    x, classes = batch(), torch.arange(40) % 5
+    wanted = steps(
+        twin, x, classes, lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    )
+    before = {name: tensor.clone() for name, tensor in twin.state_dict().items()}
+    model = wrapped(model, kind)
+    got = steps(
+        model,
+        part(x, rank),
+        part(classes, rank),
+        lambda model: el.clip_grad_norm_(model, 0.05),
+        averages=kind == "alone",
+    )
+    assert min(wanted) > 0.05  # it was clipped
+    torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
+    state = el.full_state_dict(model)
+    assert sorted(state) == sorted(before)
+    for name, tensor in before.items():
+        close(state[name], tensor, 1e-9)
+    inner = getattr(model, "module", model)
+    assert inner.unused.weight.grad is None
+    fresh = Block()
+    fresh.load_state_dict(state)
+    close(fresh(x), twin(x), 1e-9)
+
+
+def missing_gradients(rank):
+    """A gradient that only one rank has is halved; it is the same on both afterwards."""
+    model = nn.ModuleDict({"mix": make_layer("btt"), "other": nn.Linear(3, 3).double()})
+    el.shard_experts_(model)
+    model["mix"](part(batch(), rank)).sum().backward()
+    if rank == 0:
+        model["other"](torch.ones(1, 3).double()).sum().backward()
+    el.average_gradients_(model)
+    close(model["other"].weight.grad, torch.full((3, 3), 0.5, dtype=torch.float64))
+
+
+def states(rank, folder):
+    """Whole states in and out, and torch's own checkpoints."""
+    twin, model = Block(), Block()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    el.shard_experts_(model)
+    model.load_state_dict(twin.state_dict())
+    x = part(batch(), rank)
+    close(model(x), twin(x))
+    assert model.state_dict()["mix.A"].shape == twin.mix.A.shape
+    assert model.mix.A.shape[0] == 2
+    whole = el.full_state_dict(model)
+    for name, tensor in twin.state_dict().items():
+        assert torch.equal(whole[name], tensor)
+    whole["mix.A"].zero_()  # a copy
+    close(model(x), twin(x))
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(model.state_dict())
+    close(copied(x), twin(x))
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    torchs = get_model_state_dict(model, options=options)
+    assert rank == 1 or torch.equal(torchs["net.up"], twin.net.up)
+    nn.init.zeros_(model.net.up)
+    set_model_state_dict(model, copy.deepcopy(twin.state_dict()), options=options)
+    close(model(x), twin(x))
+
+    path = os.path.join(folder, "checkpoint")
+    dcp.save(model.state_dict(), checkpoint_id=path)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    dcp.load(model.state_dict(), checkpoint_id=path)  # in place
+    close(model(x), twin(x))
+    alone = {name: torch.zeros_like(tensor) for name, tensor in twin.state_dict().items()}
+    dcp.load(alone, checkpoint_id=path)
+    for name, tensor in twin.state_dict().items():
+        assert torch.equal(alone[name], tensor)
+
+
+def wrong_states(rank):
+    model = make_layer("btt")
+    state = model.state_dict()
+    el.shard_experts_(model)
+    for name, wrong in (("A", state["A"][:3]), ("B", state["B"][..., :1])):
+        with pytest.raises(RuntimeError, match=f"size mismatch for {name}"):
+            model.load_state_dict({**state, name: wrong})
+
+
+def starts(rank):
+    """Fresh weights are those of one process, so that no two experts are the same."""
+    twin, model = Block(), Block()
+    el.shard_experts_(model)
+    for draw in (
+        lambda m: el.init_(m),
+        lambda m: (m.mix.reset_parameters(), m.net.reset_parameters()),
+    ):
+        for each in (twin, model):
+            torch.manual_seed(5)
+            draw(each)
+        for name, tensor in el.full_state_dict(model).items():
+            assert torch.equal(tensor, twin.state_dict()[name]), name
+    rates = [
+        {row.name: row.rate for row in el.scaling_table(m, 1, base_width=8)} for m in (twin, model)
+    ]
+    assert rates[0] == rates[1]
+
+
+def sharding_value(rank):
+    model = Block()
+    optimizer = torch.optim.SGD(model.parameters())
+    sharding = el.shard_experts_(model, dist.group.WORLD)
+    assert (sharding.rank, sharding.num_ranks) == (rank, 2)
+    assert sharding.experts("mix") == range(2 * rank, 2 * rank + 2)
+    assert sharding.experts("net", 1) == range(1, 2)
+    names = {"mix.A", "mix.B", "net.up", "net.down", "net.up_bias", "net.down_bias"}
+    assert set(sharding.parameters) == names
+    lines = ["rank 0 of 2", "mix: experts 0 to 1 of 4", "net: experts 0 to 0 of 2"]
+    if rank == 1:
+        lines = ["rank 1 of 2", "mix: experts 2 to 3 of 4", "net: experts 1 to 1 of 2"]
+    assert str(sharding) == "\n".join(lines)
+    assert f"num_experts=4, here {2 * rank} to {2 * rank + 1}, num_active=2" in repr(model.mix)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in model.parameters()}  # the same objects
+
+
+def refused(work):
+    """The message of the error that work raises."""
+    with pytest.raises(el.EinlinearError) as caught:
+        work()
+    return str(caught.value)
+
+
+def errors(rank):
+    odd = nn.Sequential(make_layer("btt"), make_layer("btt", num_experts=3))
+    message = refused(lambda: el.shard_experts_(odd))
+    assert "layer '1' has 3 experts, for 2 ranks" in message
+    assert "take 2 or 4 experts" in message
+    assert odd[0].shard is None  # nothing was done
+    assert odd[0].A.shape[0] == 4
+    assert "no layer with experts" in refused(lambda: el.shard_experts_(nn.Linear(2, 2)))
+    layer = make_layer("btt")
+    assert "in 0 groups" in refused(lambda: el.average_gradients_(layer))
+    assert "in 0 groups" in refused(lambda: el.clip_grad_norm_(layer, 1.0))
+    el.shard_experts_(layer)
+    assert "sharded already, over 2 ranks" in refused(lambda: el.shard_experts_(layer))
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "experts"))
+    assert "the mesh has 2 axes" in refused(lambda: el.shard_experts_(make_layer("btt"), mesh))
+    sharding = el.shard_experts_(make_layer("btt"), mesh["experts"])
+    assert sharding.num_ranks == 2
+    ddp = DistributedDataParallel(make_layer("btt"))
+    assert "in DDP or has DTensors" in refused(lambda: el.shard_experts_(ddp))
+    fsdp = fully_shard(make_layer("btt"), mesh=mesh["experts"])
+    assert "in DDP or has DTensors" in refused(lambda: el.shard_experts_(fsdp))
+    assert "given as 'all'" in refused(lambda: el.shard_experts_(make_layer("btt"), "all"))
+    block = wrapped(Block(), "fsdp2")
+    assert "FSDP2 averages" in refused(lambda: el.average_gradients_(block))
+
+
+def ddp_on_a_part(rank):
+    """DDP leaves experts alone also where it wraps a part of what was sharded."""
+    model = nn.ModuleDict({"inner": Block()})
+    el.shard_experts_(model)
+    before = [p.detach().clone() for p in own(model["inner"].mix)]
+    DistributedDataParallel(model["inner"])
+    for parameter, kept in zip(own(model["inner"].mix), before, strict=True):
+        assert torch.equal(parameter, kept)
+    assert not torch.equal(before[0], Block().mix.A[2 * (1 - rank) : 2 * (1 - rank) + 2])
+
+
+def shared(rank):
+    """A parameter that two layers share stays shared."""
+    model = nn.Sequential(make_layer("btt"), make_layer("btt"))
+    model[1].A = model[0].A
+    el.shard_experts_(model)
+    assert model[1].A is model[0].A
+    assert model[0].A.shape[0] == 2
+
+
+def compiled(rank):
+    """The exchange breaks the graph; the results are the same."""
+    layer, x = make_layer("btt", dtype=torch.float32), batch(torch.float32)
+    compare(rank, layer, x, 1e-5, call=lambda layer, x: torch.compile(layer, backend="eager")(x))
+
+
+def fails_on_rank_1(rank):
+    if rank == 1:
+        el.clip_grad_norm_(make_layer("btt"), 1.0)
