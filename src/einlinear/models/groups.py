@@ -129,10 +129,10 @@ def param_groups(
     """Parameter groups for any torch optimizer, with rates that transfer across widths (muP).
 
     A rate that is best for a model of width base_width is then near the best for wider ones, and
-    for models of other structures. One group for every distinct rate and decay; every trained
-    parameter is in exactly one. A dense model all of whose linear layers have a fan-in of
-    base_width (and, for "sgd", that fan-out too) gets lr everywhere. The rules are in
-    docs/training.md.
+    for models of other structures. One group for every distinct rate and decay (and one more if
+    only some parameters are DTensors); every trained parameter is in exactly one. A dense model all
+    of whose linear layers have a fan-in of base_width (and, for "sgd", that fan-out too) gets lr
+    everywhere. The rules are in docs/training.md.
 
     Args:
         model: any module, also compiled, sharded by FSDP2 or inside of DDP.
@@ -156,15 +156,17 @@ def param_groups(
             rule="an optimizer needs parameters",
             fix="set requires_grad_(True) on what should be trained",
         )
-    groups: dict[tuple[float, float | None], tuple[list[nn.Parameter], dict[str, None]]] = {}
+    groups: dict[tuple[Any, ...], tuple[list[nn.Parameter], dict[str, None]]] = {}
     for fact, row in zip(facts, table, strict=True):
-        parameters, names = groups.setdefault((row.rate, row.weight_decay), ([], {}))
+        # Optimizers do not handle tensors and DTensors in one group.
+        key = (row.rate, row.weight_decay, type(fact.parameter.data))
+        parameters, names = groups.setdefault(key, ([], {}))
         parameters.append(fact.parameter)
         names[row.group_name] = None
     return [
         {"params": parameters, "lr": rate, "name": "; ".join(names)}
         | ({} if decay is None else {"weight_decay": decay})
-        for (rate, decay), (parameters, names) in groups.items()
+        for (rate, decay, _), (parameters, names) in groups.items()
     ]
 
 
