@@ -1,5 +1,8 @@
 """Experts on two ranks, which are real processes: the same as on one, forward and backward."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -137,6 +140,12 @@ def test_shared_parameters(pair):
     pair.run(ranks.shared)
 
 
+def test_the_page_on_mixtures(pair):
+    page = Path(__file__).parents[2] / "docs" / "moe.md"
+    (code,) = re.findall(r"^```py\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    pair.run(ranks.snippet, code)
+
+
 def test_compile(pair):
     pair.run(ranks.compiled)
 
@@ -154,8 +163,10 @@ def test_the_plan_changes_nothing():
     assert (layer.shard, layer.A.shape[0]) == (None, 6)
     with pytest.raises(el.EinlinearError, match="'itself' has 6 experts, for 4 ranks"):
         plan_sharding(layer, 0, 4)
-    with pytest.raises(el.EinlinearError, match="take 7 or 7 experts"):
+    with pytest.raises(el.EinlinearError, match="take 7 experts, or a group of"):
         plan_sharding(layer, 0, 7)
+    with pytest.raises(el.EinlinearError, match=r"layer 'mix'[\s\S]*name one of ''"):
+        plan.experts("mix")
 
 
 def test_the_pair_sees_failures(pair):  # the last, because it ends the processes

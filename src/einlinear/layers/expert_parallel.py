@@ -55,7 +55,13 @@ class ExpertSharding:
 
     def experts(self, layer: str, rank: int | None = None) -> range:
         """The experts of a layer that a rank holds; this rank unless given."""
-        per_rank = {known.name: known.per_rank for known in self.layers}[layer]
+        per_rank = {known.name: known.per_rank for known in self.layers}.get(layer, 0)
+        if not per_rank:
+            raise EinlinearError(
+                what=f"the experts of layer {layer!r} are asked for",
+                rule="only layers with experts are sharded",
+                fix=f"name one of {', '.join(repr(known.name) for known in self.layers)}",
+            )
         first = (self.rank if rank is None else rank) * per_rank
         return range(first, first + per_rank)
 
@@ -135,11 +141,12 @@ def _check_layer(name: str, layer: Routed, num_ranks: int) -> None:
         )
     if layer.num_experts % num_ranks:
         less = layer.num_experts - layer.num_experts % num_ranks
+        take = f"{less} or {less + num_ranks}" if less else str(num_ranks)
         raise EinlinearError(
             what=f"layer {name!r} has {layer.num_experts} experts, for {num_ranks} ranks",
             rule="every rank holds the same number of experts",
-            fix=f"take {less or num_ranks} or {less + num_ranks} experts, or a group of a number "
-            f"of ranks that divides {layer.num_experts}",
+            fix=f"take {take} experts, or a group of a number of ranks that divides "
+            f"{layer.num_experts}",
         )
 
 
