@@ -155,6 +155,24 @@ static double compare_rows(const Group *group, const char *x, const void *gradie
     return call->kernels->dot(line, gradient, width);
 }
 
+/* Ask for a row that is needed soon: rows of tokens lie anywhere, and no machine guesses where. */
+static void ask_for_row(const char *row, long bytes) {
+    for (long b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+}
+
+/* The rows of x and of the gradient of y that a pair reads. */
+static const char *input_row(const Group *group, long p) {
+    const Call *call = &group->call;
+    return (const char *)call->x +
+           (group->takes ? group->tokens[p] : p) * call->x_row * outer_size(call);
+}
+
+static const char *gradient_row(const Group *group, long p) {
+    const Call *call = &group->call;
+    return (const char *)call->gy +
+           (group->adds ? group->tokens[p] : p) * call->gy_row * outer_size(call);
+}
+
 /* Pairs start..start+tokens of one expert. */
 static void run_pairs(const Group *group, const Call *own, char *memory, long start, long tokens,
                       int is_first) {
@@ -167,15 +185,18 @@ static void run_pairs(const Group *group, const Call *own, char *memory, long st
     int64_t row[MAX_BUFFERS];
     find_buffers(own, memory, base, row);
     for (long i = 0; i < tokens; i++) {
-        const long p = start + i, t = group->tokens[p];
-        const char *x = (const char *)own->x + (group->takes ? t : p) * own->x_row * size;
-        kernels->take(x, d_in, (char *)base[BUFFER_X] + i * row[BUFFER_X] * own->size,
+        const long p = start + i;
+        if (i + 1 < tokens) {
+            ask_for_row(input_row(group, p + 1), d_in * size);
+            if (is_backward) ask_for_row(gradient_row(group, p + 1), d_out * size);
+        }
+        kernels->take(input_row(group, p), d_in,
+                      (char *)base[BUFFER_X] + i * row[BUFFER_X] * own->size,
                       program[H_D_IN_PADDED], is_backward ? group->times[p] : 1, own->half);
         if (!is_backward) continue;
-        const char *gy = (const char *)own->gy + (group->adds ? t : p) * own->gy_row * size;
         char *to = (char *)base[BUFFER_GY] + i * row[BUFFER_GY] * own->size;
-        kernels->take(gy, d_out, to, program[H_D_OUT_PADDED], 1, own->half);
-        if (own->gbias && group->first[t] == p)
+        kernels->take(gradient_row(group, p), d_out, to, program[H_D_OUT_PADDED], 1, own->half);
+        if (own->gbias && group->first[group->tokens[p]] == p)
             kernels->add_rows(to, 0, d_out, 1, memory + own->at_bias_sum, 1);
     }
     run_operations(own, memory, tokens, is_first, base, row);
@@ -183,11 +204,8 @@ static void run_pairs(const Group *group, const Call *own, char *memory, long st
     for (long i = 0; i < tokens; i++) {
         const long p = start + i;
         const char *made = (const char *)base[out] + i * row[out] * own->size;
-        if (group->needs_dots) {
-            const long from = group->takes ? group->tokens[p] : p;
-            const char *x = (const char *)own->x + from * own->x_row * size;
-            group->dots[p] = compare_rows(group, x, made, line);
-        }
+        if (group->needs_dots)
+            group->dots[p] = compare_rows(group, input_row(group, p), made, line);
         if (group->result) deliver(group, p, made, line);
     }
 }
