@@ -59,12 +59,19 @@ ORDER = [
     "models.rules",
     "models.convert",
     "machine",
+    "studies.workers",
     "studies.images",
     "studies.landscape_runs",
     "studies.landscape_plot",
     "studies.landscape",
     "studies.landscape_train",
     "studies.landscape_sweep",
+    "studies.vocabulary",
+    "studies.documents",
+    "studies.tokens",
+    "studies.tasks.task",
+    "studies.tasks.text",
+    "studies.tasks.catalogue",
     "progress",
     "peers",
     "bench_rows",
@@ -83,7 +90,15 @@ WITHOUT_TORCH = [
     name
     for name in ORDER
     if name == "errors" or name.startswith("structures.") or name in ORDER[12:17]
-] + ["studies.images", "studies.landscape_runs", "studies.landscape_plot"]
+] + [
+    "studies.workers",
+    "studies.images",
+    "studies.landscape_runs",
+    "studies.landscape_plot",
+    "studies.vocabulary",
+    "studies.documents",
+    "studies.tokens",
+]
 
 
 def modules():

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from einlinear import progress
-from einlinear.studies.landscape_sweep import Progress
+from einlinear.studies.workers import Progress
 
 
 def test_a_bar_in_a_terminal():

@@ -44,6 +44,7 @@ CONTRACT = [
     "ResidualMLP",
     "LandscapeConfig",
     "landscape",
+    "open_task",
 ]
 
 

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from einlinear.studies.landscape import Landscape as Landscape
     from einlinear.studies.landscape_runs import LandscapeConfig as LandscapeConfig
     from einlinear.studies.landscape_sweep import landscape as landscape
+    from einlinear.studies.tasks.catalogue import open_task as open_task
 
 _HOMES = {
     "EinlinearError": "errors",
@@ -114,6 +115,7 @@ _HOMES = {
     "LandscapeConfig": "studies.landscape_runs",
     "Landscape": "studies.landscape",
     "landscape": "studies.landscape_sweep",
+    "open_task": "studies.tasks.catalogue",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
-    from einlinear.studies.landscape_sweep import Progress
+    from einlinear.studies.workers import Progress
 
 _SECONDS_BETWEEN_LINES = 15.0
 

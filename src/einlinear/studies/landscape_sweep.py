@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from dataclasses import asdict
 from pathlib import Path
-from threading import Thread
 from typing import IO
 
 import torch
@@ -24,18 +19,10 @@ from einlinear.studies.images import Images, load_images
 from einlinear.studies.landscape import Landscape, make_landscape
 from einlinear.studies.landscape_runs import LandscapeConfig, Run, RunResult, cost, plan_runs
 from einlinear.studies.landscape_train import TensorImages, train_run
+from einlinear.studies.workers import Progress, worker_pool
 
 RESULTS = "landscape.jsonl"
 _SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a landscape is: runs that are done, and the share of the work in them."""
-
-    done: int
-    total: int
-    share: float
 
 
 def landscape(
@@ -127,46 +114,20 @@ def _results(runs: Sequence[Run], images: Images, processes: int) -> Iterator[Ru
     """The results as they finish."""
     if not runs:
         return
-    context = get_context("spawn")
-    # Workers hold one end: they leave as soon as the other is closed, be it by the death of this
-    # process, so that none is left behind.
-    reader, writer = context.Pipe(duplex=False)
     count = min(processes, len(runs))
-    pool = ProcessPoolExecutor(count, context, _prepare, (reader, images))
-    try:
+    needs = "a run needs memory for its data, its weights and their gradients"
+    with worker_pool(count, _start, (images,), does="trains", needs=needs) as pool:
         for future in as_completed([pool.submit(_work, run) for run in runs]):
             yield future.result()
-    except BrokenProcessPool as error:
-        raise EinlinearError(
-            what="a process that trains ended before its time",
-            rule="a run needs memory for its data, its weights and their gradients",
-            fix="give the same command again with fewer processes; what is done is kept",
-        ) from error
-    except BaseException:
-        writer.close()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        writer.close()
-        reader.close()
 
 
 _images: list[TensorImages] = []  # of a worker, set once at its start
 
 
-def _prepare(reader: Connection, images: Images) -> None:
-    """Make a process a worker: one thread, no interest in Ctrl-C, the data as tensors."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_leave, args=(reader,), daemon=True).start()
+def _start(images: Images) -> None:
+    """Make a process ready for runs: one thread, the data as tensors."""
     torch.set_num_threads(1)
     _images.append(TensorImages.of(images))
-
-
-def _leave(reader: Connection) -> None:
-    try:
-        reader.recv_bytes()
-    except (EOFError, OSError):
-        os._exit(1)
 
 
 def _work(run: Run) -> RunResult:

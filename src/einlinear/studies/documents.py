@@ -1,0 +1,225 @@
+"""Documents out of text files of any size, or from the Hugging Face hub, one after the other."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from einlinear.errors import EinlinearError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+Source = str | Path
+SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
+HUB = "hub:"
+LONGEST = 16 * 2**20
+"""A longer document is cut into pieces of about this many bytes, which count as documents."""
+
+_BLOCK = 2**20
+_LONGEST_LINE = 16 * LONGEST
+_SEPARATOR = b"\n\n\n"  # more newlines are at the ends of documents, and go
+_RULE = (
+    "text is a file, or a folder of files, named .txt, .txt.gz, .jsonl or .jsonl.gz, or a data set "
+    "of the Hugging Face hub named as hub:owner/name"
+)
+
+
+@dataclass(slots=True)
+class Reading:
+    """How far the reading of a source is, and what was read.
+
+    bytes_read counts bytes of the file as it is on the disk, for hub sources those of the text.
+    """
+
+    source: str
+    bytes_read: int = 0
+    digest: _Hash = field(default_factory=hashlib.sha256)
+
+
+def find_sources(sources: Source | Sequence[Source]) -> tuple[Source, ...]:
+    """The files of files and folders, those of a folder in the order of their names."""
+    given = [sources] if isinstance(sources, (str, Path)) else list(sources)
+    found = tuple(file for source in given for file in _files(source))
+    if not found:
+        raise EinlinearError(what="no text is given", rule=_RULE, fix="name a file or a folder")
+    return found
+
+
+def _files(source: Source) -> list[Source]:
+    if str(source).startswith(HUB):
+        return [str(source)]
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if _is_text(file) and file.is_file())
+        if not files:
+            raise EinlinearError(
+                what=f"the folder {path} holds no text", rule=_RULE, fix="name another folder"
+            )
+    else:
+        files = [path]
+    for file in files:
+        _check(file)
+    return list(files)
+
+
+def _is_text(path: Path) -> bool:
+    return path.name.endswith(SUFFIXES)
+
+
+def _check(path: Path) -> None:
+    what = ""
+    if not path.exists():
+        what = f"there is no file {path}"
+    elif not _is_text(path):
+        what = f"{path} is not named as a text"
+    elif path.stat().st_size == 0:
+        what = f"{path} is empty"
+    if what:
+        raise EinlinearError(what=what, rule=_RULE, fix="check the name; leave out empty files")
+
+
+def size_of(source: Source) -> int | None:
+    """The bytes of a source, as `Reading.bytes_read` counts them; None for a hub source."""
+    return None if str(source).startswith(HUB) else Path(source).stat().st_size
+
+
+def read_documents(source: Source, reading: Reading) -> Iterator[bytes]:
+    """The documents of a source, in UTF-8, without newlines at their ends, none of them empty.
+
+    In a text they stand between three newlines or more; in a jsonl file every line holds one, as
+    "text". Memory is bounded, whatever the size of the source.
+    """
+    if str(source).startswith(HUB):
+        documents = _from_hub(str(source).removeprefix(HUB), reading)
+    else:
+        documents = _from_file(Path(source), reading)
+    for document in documents:
+        yield from _pieces(document.strip(b"\n"))
+
+
+def _from_file(path: Path, reading: Reading) -> Iterator[bytes]:
+    is_lines = path.name.endswith((".jsonl", ".jsonl.gz"))
+    try:
+        with path.open("rb") as file:
+            watched = _Watched(file, reading)
+            if path.name.endswith(".gz"):
+                with gzip.open(watched) as unpacked:
+                    yield from _documents(cast("IO[bytes]", unpacked), path, is_lines)
+            else:
+                buffered = io.BufferedReader(watched, _BLOCK)
+                yield from _documents(cast("IO[bytes]", buffered), path, is_lines)
+    except (OSError, EOFError, zlib.error) as error:
+        raise EinlinearError(
+            what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
+            rule=_RULE,
+            fix="check that the file is whole and may be read",
+        ) from error
+
+
+class _Watched(io.RawIOBase):
+    """A file that tells a Reading what was read."""
+
+    def __init__(self, file: IO[bytes], reading: Reading) -> None:
+        self.file, self.reading = file, reading
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count: int = self.file.readinto(buffer)  # type: ignore[attr-defined]
+        self.reading.bytes_read += count
+        self.reading.digest.update(buffer[:count])
+        return count
+
+
+def _documents(file: IO[bytes], path: Path, is_lines: bool) -> Iterator[bytes]:
+    return _lines(file, path) if is_lines else split_documents(iter(lambda: file.read(_BLOCK), b""))
+
+
+def split_documents(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """What stands between three newlines or more, wherever the blocks are cut.
+
+    A document that grows too long is cut at a newline, at a space, or else between characters.
+    """
+    rest = b""
+    for block in blocks:
+        rest += block
+        held = b"\r" if rest.endswith(b"\r") else b""
+        rest = rest.removesuffix(b"\r").replace(b"\r\n", b"\n")
+        if len(rest) > LONGEST or rest.find(_SEPARATOR, max(0, len(rest) - len(block) - 3)) >= 0:
+            *whole, rest = rest.split(_SEPARATOR)
+            yield from whole
+            while len(rest) > LONGEST:
+                cut = _cut(rest)
+                yield rest[:cut]
+                rest = rest[cut:].lstrip(b"\n")
+        rest = rest.lstrip(b"\n") + held
+    yield rest
+
+
+def _pieces(document: bytes) -> Iterator[bytes]:
+    while len(document) > LONGEST:
+        cut = _cut(document)
+        yield document[:cut].rstrip(b"\n")
+        document = document[cut:].lstrip(b"\n")
+    if document:
+        yield document
+
+
+def _cut(document: bytes) -> int:
+    """Where to cut a document that is too long."""
+    for mark in (b"\n", b" "):
+        found = document.rfind(mark, LONGEST // 2, LONGEST)
+        if found >= 0:
+            return found + 1
+    cut = LONGEST
+    while document[cut] & 0xC0 == 0x80 and cut > LONGEST - 4:  # inside a character of UTF-8
+        cut -= 1
+    return cut
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+            yield text.replace("\r\n", "\n").encode("utf-8", errors="replace")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EinlinearError(
+                what=f"line {number} of {path} holds no text: {type(error).__name__}: {error}",
+                rule='every line is a JSON object with a text as "text"',
+                fix="repair or delete that line",
+            ) from error
+
+
+def _from_hub(name: str, reading: Reading) -> Iterator[bytes]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise EinlinearError(
+            what=f"{HUB}{name} needs the package datasets, which is not installed",
+            rule="datasets is an extra of the package",
+            fix='pip install "einlinear[hub]"',
+        ) from error
+    try:
+        rows = load_dataset(name, split="train", streaming=True)
+        for row in rows:
+            document = row["text"].replace("\r\n", "\n").encode("utf-8", errors="replace")
+            reading.bytes_read += len(document)
+            reading.digest.update(document + b"\0")
+            yield document
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EinlinearError(
+            what=f"cannot read {HUB}{name}: {type(error).__name__}: {error}",
+            rule='the data set has a split "train" whose rows have a "text"',
+            fix="check the name and the network; the same command again goes on where it stopped",
+        ) from error

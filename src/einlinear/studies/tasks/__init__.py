@@ -1,0 +1,1 @@
+"""Tasks: what models are trained on, each a pure function of step and seed."""

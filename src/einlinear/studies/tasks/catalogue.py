@@ -1,0 +1,48 @@
+"""open_task: the task of a name, ready for training, or an error that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.tasks.task import Task
+from einlinear.studies.tasks.text import open_text_task
+
+OPENERS: dict[str, Callable[..., Task]] = {"text": open_text_task}
+
+
+def open_task(
+    name: str, data: str | Path | Sequence[str | Path] | None = None, **settings: Any
+) -> Task:
+    """The task of this name on some data, or on the small set in the package.
+
+    Everything that can be wrong with the data is found here, before any training.
+
+    Args:
+        name: one of the keys of OPENERS.
+        data: files or a folder, see docs/data.md; what is in the package unless given.
+        settings: of the task, such as context=128.
+    """
+    if name not in OPENERS:
+        raise EinlinearError(
+            what=f"the task is {name!r}",
+            rule=f"a task is one of {', '.join(OPENERS)}",
+            fix=f"try {_nearest(str(name), list(OPENERS))!r}",
+        )
+    known = list(signature(OPENERS[name]).parameters)[1:]
+    for setting in settings:
+        if setting not in known:
+            raise EinlinearError(
+                what=f"the task {name} is given the setting {setting!r}",
+                rule=f"the settings of {name} are {', '.join(known)}",
+                fix=f"did you mean {_nearest(setting, known)!r}?",
+            )
+    return OPENERS[name](data, **settings)
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    return (get_close_matches(word, known, 1, 0.0) or known)[0]

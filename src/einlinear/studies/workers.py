@@ -1,0 +1,70 @@
+"""Processes that share a long piece of work, and how far it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from threading import Thread
+from typing import Any
+
+from einlinear.errors import EinlinearError
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far work is: pieces that are done, and the share of the work in them."""
+
+    done: int
+    total: int
+    share: float
+
+
+@contextmanager
+def worker_pool(
+    processes: int, start: Callable[..., None], args: tuple[Any, ...], *, does: str, needs: str
+) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes that call start(*args) first; none outlives this one, however it ends.
+
+    `does` and `needs` say, in the error where a process was killed, what it did and needed.
+    """
+    context = get_context("spawn")
+    # Workers hold one end: they leave as soon as the other is closed, be it by the death of this
+    # process, so that none is left behind.
+    reader, writer = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(processes, context, _begin, (reader, start, args))
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise EinlinearError(
+            what=f"a process that {does} ended before its time",
+            rule=needs,
+            fix="give the same command again with fewer processes; what is done is kept",
+        ) from error
+    except BaseException:
+        writer.close()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        writer.close()
+        reader.close()
+
+
+def _begin(reader: Connection, start: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """Make a process a worker: no interest in Ctrl-C, and gone with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_leave, args=(reader,), daemon=True).start()
+    start(*args)
+
+
+def _leave(reader: Connection) -> None:
+    try:
+        reader.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)
