@@ -60,6 +60,7 @@ ORDER = [
     "models.convert",
     "machine",
     "studies.workers",
+    "studies.cifar_batches",
     "studies.images",
     "studies.landscape_runs",
     "studies.landscape_plot",
@@ -69,8 +70,14 @@ ORDER = [
     "studies.vocabulary",
     "studies.documents",
     "studies.tokens",
+    "studies.token_parts",
+    "studies.prepare",
+    "studies.pixel_files",
     "studies.tasks.task",
     "studies.tasks.text",
+    "studies.tasks.pixels",
+    "studies.tasks.regression",
+    "studies.tasks.cifar",
     "studies.tasks.catalogue",
     "progress",
     "peers",
@@ -92,12 +99,18 @@ WITHOUT_TORCH = [
     if name == "errors" or name.startswith("structures.") or name in ORDER[12:17]
 ] + [
     "studies.workers",
+    "studies.cifar_batches",
+    "studies.cifar_batches",
     "studies.images",
     "studies.landscape_runs",
     "studies.landscape_plot",
+    "studies.pixel_files",
     "studies.vocabulary",
     "studies.documents",
     "studies.tokens",
+    "studies.token_parts",
+    "studies.prepare",
+    "studies.pixel_files",
 ]
 
 

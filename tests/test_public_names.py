@@ -44,6 +44,7 @@ CONTRACT = [
     "ResidualMLP",
     "LandscapeConfig",
     "landscape",
+    "prepare",
     "open_task",
 ]
 

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from einlinear.studies.landscape import Landscape as Landscape
     from einlinear.studies.landscape_runs import LandscapeConfig as LandscapeConfig
     from einlinear.studies.landscape_sweep import landscape as landscape
+    from einlinear.studies.prepare import prepare as prepare
     from einlinear.studies.tasks.catalogue import open_task as open_task
 
 _HOMES = {
@@ -115,6 +116,7 @@ _HOMES = {
     "LandscapeConfig": "studies.landscape_runs",
     "Landscape": "studies.landscape",
     "landscape": "studies.landscape_sweep",
+    "prepare": "studies.prepare",
     "open_task": "studies.tasks.catalogue",
 }
 

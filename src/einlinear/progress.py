@@ -33,8 +33,7 @@ def progress_bar(console: Console, noun: str) -> Iterator[Callable[[Progress], N
             task = bar.add_task("starting", total=1.0)
 
             def draw(at: Progress) -> None:
-                text = f"{at.done} of {at.total} {noun}"
-                bar.update(task, completed=at.share, description=text)
+                bar.update(task, completed=at.share, description=_amount(at, noun))
 
             yield draw
     else:
@@ -49,13 +48,18 @@ def _log(noun: str) -> Callable[[Progress], None]:
     def write(at: Progress) -> None:
         first.extend([] if first else [at.share])
         seconds = monotonic() - begin
-        if at.done < at.total and seconds - shown[0] < _SECONDS_BETWEEN_LINES:
+        is_last = 0 < at.total <= at.done
+        if not is_last and seconds - shown[0] < _SECONDS_BETWEEN_LINES:
             return
         shown[0] = seconds
-        line = f"{at.done} of {at.total} {noun}, {seconds:.0f} s"
+        line = f"{_amount(at, noun)}, {seconds:.0f} s"
         if first[0] < at.share < 1:
             left = seconds * (1 - at.share) / (at.share - first[0])
             line += f", about {left:.0f} s left"
         print(line, file=sys.stderr)
 
     return write
+
+
+def _amount(at: Progress, noun: str) -> str:
+    return f"{at.done} of {at.total} {noun}" if at.total else f"{at.done} {noun}"

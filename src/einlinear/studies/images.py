@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from einlinear.errors import EinlinearError
+from einlinear.studies.cifar_batches import cifar_folder, read_cifar
 
 _KEYS = ("train_x", "train_y", "test_x", "test_y")
 _RULE = (
     "the file is an .npz with train_x and test_x (uint8; image, row, column, colour) and "
-    "train_y and test_y (whole numbers, the classes, from 0)"
+    "train_y and test_y (whole numbers, the classes, from 0), or a folder of CIFAR-10's batches"
 )
 _NUM_CLASSES = 10
 _TEST_SHARE = 4  # one patch in so many is for testing
@@ -39,6 +40,7 @@ class Images:
 def load_images(path: str | Path | None = None, pool: int = 1) -> Images:
     """The images of a file, or those of the package, with squares of pixels averaged to one.
 
+    A folder may be given, too: CIFAR-10 as it is distributed, as python or binary batches.
     Those of the package are 2,120 patches of two photographs. The task made of them: given the left
     half of a patch, say in which tenth of all patches the brightness of its right half lies.
     """
@@ -78,6 +80,9 @@ def patch_halves() -> dict[str, npt.NDArray[Any]]:
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    folder = cifar_folder(path)
+    if folder is not None:
+        return read_cifar(folder)
     try:
         with np.load(path, allow_pickle=False) as held:
             parts = {key: held[key] for key in _KEYS}

@@ -19,7 +19,10 @@ from einlinear.errors import EinlinearError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far work is: pieces that are done, and the share of the work in them."""
+    """How far work is: pieces that are done, and the share of the work in them.
+
+    Where it is not known how much there is, total and share are 0 until the end.
+    """
 
     done: int
     total: int

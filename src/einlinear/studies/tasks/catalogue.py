@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from einlinear.errors import EinlinearError
+from einlinear.studies.tasks.cifar import open_cifar_task
+from einlinear.studies.tasks.pixels import open_pixel_task
+from einlinear.studies.tasks.regression import open_regression_task
 from einlinear.studies.tasks.task import Task
 from einlinear.studies.tasks.text import open_text_task
 
-OPENERS: dict[str, Callable[..., Task]] = {"text": open_text_task}
+OPENERS: dict[str, Callable[..., Task]] = {
+    "text": open_text_task,
+    "pixels": open_pixel_task,
+    "regression": open_regression_task,
+    "cifar": open_cifar_task,
+}
 
 
 def open_task(
@@ -23,7 +31,7 @@ def open_task(
     Everything that can be wrong with the data is found here, before any training.
 
     Args:
-        name: one of the keys of OPENERS.
+        name: "text", "pixels", "regression" or "cifar".
         data: files or a folder, see docs/data.md; what is in the package unless given.
         settings: of the task, such as context=128.
     """

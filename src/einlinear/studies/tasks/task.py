@@ -91,10 +91,13 @@ def random_words(
     They come from a generator that counts (Philox): seed and step are its key and counter, so that
     no step needs those before it. A share is a part of the same numbers.
     """
-    words: npt.NDArray[np.uint64] = generator_bits(step, seed=seed).random_raw(
-        whole_number(size, "the size of a batch", 1)
-    )
+    words: npt.NDArray[np.uint64] = generator_bits(step, seed=seed).random_raw(row_count(size))
     return words if share is None else words[share]
+
+
+def row_count(size: int) -> int:
+    """How many rows a batch is to have, if that can be."""
+    return whole_number(size, "the size of a batch", 1)
 
 
 def generator_bits(step: int, *, seed: int) -> np.random.Philox:
@@ -108,7 +111,7 @@ def generator_bits(step: int, *, seed: int) -> np.random.Philox:
 
 def spread(available: int, size: int) -> npt.NDArray[np.int64]:
     """At most `size` rows out of those there are, evenly spread, in order."""
-    count = min(available, whole_number(size, "the size for validation", 1))
+    count = min(available, row_count(size))
     return np.arange(count, dtype=np.int64) * available // count
 
 
@@ -116,5 +119,5 @@ def batches(
     rows: npt.NDArray[np.int64], batch: int, make: Callable[[npt.NDArray[np.int64]], Batch]
 ) -> tuple[Batch, ...]:
     """The rows in batches."""
-    batch = whole_number(batch, "the size of a batch", 1)
+    batch = row_count(batch)
     return tuple(make(rows[start : start + batch]) for start in range(0, len(rows), batch))

@@ -1,0 +1,163 @@
+"""Images of 8 x 8 pixels out of files of images of any size, averaged over boxes."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.cifar_batches import cifar_folder, read_cifar
+
+Array = npt.NDArray[Any]
+SIDE, COLOURS = 8, 3
+
+_RULE = (
+    "pixels are .npz files, or a folder of them, with train_x and test_x, or with x or X alone "
+    "(uint8; image, row, column, colour; sides multiples of 8), or a folder of CIFAR-10"
+)
+_FIX = "name such files, or leave the data out for the patches in the package"
+_BLOCK = 4096  # images read at once
+_TEST_SHARE = 10  # one image in so many is for validation, where a file does not say which
+_MOST_TESTS = 10_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pictures:
+    """Images of (image, 8, 8, 3) bytes."""
+
+    train: Array
+    test: Array
+
+    def fingerprint(self) -> str:
+        """A hash of all images."""
+        digest = hashlib.sha256()
+        for images in (self.train, self.test):
+            digest.update(f"{images.shape}".encode())
+            digest.update(np.ascontiguousarray(images).data)
+        return digest.hexdigest()[:16]
+
+
+def load_pictures(data: str | Path | Sequence[str | Path] | None = None) -> Pictures:
+    """The images of files, or the patches of the package, at 8 x 8 pixels."""
+    if data is None:
+        file = resources.files("einlinear").joinpath("studies/data/photo_patches_8x8.npz")
+        with resources.as_file(file) as path:
+            return _split(_read(path)["x"])
+    paths = [Path(data)] if isinstance(data, (str, Path)) else [Path(path) for path in data]
+    if len(paths) == 1 and paths[0].is_dir():
+        folder = cifar_folder(paths[0])
+        if folder is not None:
+            held = read_cifar(folder)
+            return Pictures(*(box_average(held[key], str(folder)) for key in ("train_x", "test_x")))
+        paths = sorted(paths[0].glob("*.npz"))
+    if not paths:
+        raise EinlinearError(what=f"{data} holds no .npz files", rule=_RULE, fix=_FIX)
+    parts = [_parts(_read(path)) for path in paths]
+    return Pictures(
+        np.concatenate([part.train for part in parts]),
+        np.concatenate([part.test for part in parts]),
+    )
+
+
+def _parts(images: dict[str, Array]) -> Pictures:
+    if "train_x" in images:
+        return Pictures(images["train_x"], images["test_x"])
+    return _split(next(iter(images.values())))
+
+
+def _split(images: Array) -> Pictures:
+    """Every tenth image is for validation, and fewer where there are very many."""
+    if len(images) < 2:
+        raise EinlinearError(
+            what=f"there is {len(images)} image in a file without test_x",
+            rule="there is at least one image for training and one for validation",
+            fix=_FIX,
+        )
+    every = max(_TEST_SHARE, -(-len(images) // _MOST_TESTS))
+    is_test = np.arange(len(images)) % every == 0
+    return Pictures(images[~is_test], images[is_test])
+
+
+def _read(path: Path) -> dict[str, Array]:
+    """The images of a file by their keys, averaged while they are read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = {name.removesuffix(".npy") for name in archive.namelist()}
+            chosen: tuple[str, ...] = ("train_x", "test_x")
+            if not held.issuperset(chosen):
+                chosen = tuple(key for key in ("x", "X") if key in held)[:1]
+            if not chosen:
+                raise EinlinearError(
+                    what=f"{path} has the keys {', '.join(sorted(held)) or 'none'}",
+                    rule=_RULE,
+                    fix="save the images as x with numpy.savez",
+                )
+            return {key: _averaged(archive, key, path) for key in chosen}
+    except EinlinearError:
+        raise
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise EinlinearError(
+            what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
+            rule=_RULE,
+            fix=_FIX,
+        ) from error
+
+
+def _averaged(archive: zipfile.ZipFile, key: str, path: Path) -> Array:
+    """An array of the file, block by block: a part of CIFAR-5M has three gigabytes."""
+    with archive.open(f"{key}.npy") as file:
+        shape, is_fortran, dtype = _header(file)
+        name = f"{key} of {path}"
+        if len(shape) != 4 or dtype != np.uint8 or is_fortran or not shape[0]:
+            raise _wrong(name, shape, dtype)
+        blocks = [box_average(block, name) for block in _blocks(file, shape)]
+    return np.concatenate(blocks)
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read is None:
+        raise ValueError(f"its arrays have the format {version}")
+    shape, is_fortran, dtype = read(file)
+    return shape, is_fortran, dtype
+
+
+def _blocks(file: IO[bytes], shape: tuple[int, ...]) -> Iterator[Array]:
+    size = int(np.prod(shape[1:]))
+    for begin in range(0, shape[0], _BLOCK):
+        count = min(_BLOCK, shape[0] - begin)
+        raw = file.read(count * size)
+        if len(raw) < count * size:
+            raise ValueError("it ends too early")
+        yield np.frombuffer(raw, np.uint8).reshape(count, *shape[1:])
+
+
+def box_average(images: Array, name: str) -> Array:
+    """The images at 8 x 8 pixels, each the mean of its box, halves rounded up."""
+    count, rows, columns, colours = images.shape
+    if colours != COLOURS or not rows or not columns or rows % SIDE or columns % SIDE:
+        raise _wrong(name, images.shape, images.dtype)
+    if (rows, columns) == (SIDE, SIDE):
+        return images
+    down, right = rows // SIDE, columns // SIDE
+    sums = images.reshape(count, SIDE, down, SIDE, right, colours).sum((2, 4), dtype=np.uint32)
+    means: Array = (2 * sums + down * right) // (2 * down * right)
+    return means.astype(np.uint8)
+
+
+def _wrong(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> EinlinearError:
+    return EinlinearError(
+        what=f"{name} has images of shape {shape} and dtype {dtype}", rule=_RULE, fix=_FIX
+    )
