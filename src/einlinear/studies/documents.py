@@ -217,7 +217,7 @@ def _from_hub(name: str, reading: Reading) -> Iterator[bytes]:
             reading.bytes_read += len(document)
             reading.digest.update(document + b"\0")
             yield document
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # what goes wrong on a network has no common name
         raise EinlinearError(
             what=f"cannot read {HUB}{name}: {type(error).__name__}: {error}",
             rule='the data set has a split "train" whose rows have a "text"',

@@ -66,7 +66,9 @@ def prepare(
     """
     share = None if validation is not None else check_share(validation_share)
     settings = Settings(open_vocabulary(vocabulary).name, check_rule(rule), share)
-    processes = whole_number(processes or os.cpu_count() or 1, "processes", 1)
+    if processes is None:
+        processes = os.cpu_count() or 1
+    processes = whole_number(processes, "processes", 1)
     chunk_bytes = whole_number(chunk_bytes, "chunk_bytes", 1)
     uses = [("train", source) for source in find_sources(sources)]
     if validation is not None:

@@ -1,0 +1,406 @@
+"""Folders of tokens: made, killed, resumed, damaged."""
+
+import gzip
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+import einlinear as el
+from einlinear import EinlinearError
+from einlinear.studies import token_parts, tokens
+from einlinear.studies.tokens import Counts, is_validation, open_text, open_tokens, tail_length
+
+SMALL = {"processes": 1, "chunk_bytes": 2000}
+
+
+def documents(count=200, seed=0):
+    rng = random.Random(seed)
+    letters = "abcdefgh ijklmnop\nqrst,.XYZ"
+    made = ["".join(rng.choices(letters, k=rng.randrange(20, 400))) for _ in range(count)]
+    # No newlines at the ends, none doubled, so that what is read is what is written.
+    return [f"{i}: " + text.replace("\n\n", "\n").strip("\n") + "." for i, text in enumerate(made)]
+
+
+def save(path, texts):
+    path.write_text("\n\n\n".join(texts), encoding="utf-8")
+    return path
+
+
+def encoded(texts):
+    """By hand: newline is 0, a space 1, and every document ends with a newline."""
+    joined = "".join(text + "\n" for text in texts)
+    return [0 if c == "\n" else ord(c) - 31 for c in joined]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_by_hand(tmp_path):
+    texts = documents()
+    out = tmp_path / "out"
+    info = el.prepare(save(tmp_path / "a.txt", texts), out, validation_share=0.1, **SMALL)
+    assert sorted(contents(out)) == ["tokens.json", "train.bin", "validation.bin"]
+    threshold = 0.1 * 2**64
+    held_out = [
+        int.from_bytes(hashlib.blake2b(t.encode(), digest_size=8).digest(), "big") < threshold
+        for t in texts
+    ]
+    assert 5 < sum(held_out) < 40
+    for name, is_held_out in (("train", False), ("validation", True)):
+        wanted = encoded([t for t, h in zip(texts, held_out, strict=True) if h is is_held_out])
+        raw = (out / f"{name}.bin").read_bytes()
+        assert list(raw) == wanted
+        assert getattr(info, name).tokens == len(wanted)
+        assert getattr(info, name).checksums == (zlib.crc32(raw),)
+    source = info.sources[0]
+    raw = (tmp_path / "a.txt").read_bytes()
+    assert (source.name, source.size, source.use) == ("a.txt", len(raw), "train")
+    assert source.sha256 == hashlib.sha256(raw).hexdigest()
+    assert info.counts == Counts(200, 0, 0)
+    assert (info.vocabulary, info.vocab_size, info.dtype) == ("ascii", 96, "uint8")
+    assert tokens.TokenInfo.from_json(info.as_json()) == info
+
+
+def test_in_memory_the_same(tmp_path):
+    source = save(tmp_path / "a.txt", [*documents(), "caf\u00e9 \u4e2d"])
+    for rule in ("drop", "fold"):
+        el.prepare(source, tmp_path / rule, rule=rule, **SMALL)
+        mapped, held = open_tokens(tmp_path / rule, whole=True), open_text(source, rule=rule)
+        assert (mapped.train == held.train).all()
+        assert (mapped.validation == held.validation).all()
+        assert mapped.counts == held.counts
+    assert open_tokens(tmp_path / "drop").counts == Counts(201, 1, 0)
+    assert open_tokens(tmp_path / "fold").counts == Counts(201, 0, 1)
+
+
+def test_byte_pairs(tmp_path):
+    pytest.importorskip("tiktoken")
+    texts = documents(50)
+    info = el.prepare(save(tmp_path / "a.txt", texts), tmp_path / "out", vocabulary="gpt2", **SMALL)
+    assert info.dtype == "uint16"
+    held = open_tokens(tmp_path / "out", "gpt2")
+    both = np.concatenate([held.train, held.validation])
+    parts = np.split(both, np.flatnonzero(both == 50_256) + 1)[:-1]
+    got = [held.vocabulary.decode(part[:-1].tolist()) for part in parts]
+    if info.tail:  # one document may be cut
+        assert "".join(got) == "".join(texts)
+    else:
+        assert sorted(got) == sorted(texts)
+
+
+def test_forms_of_sources_and_files_for_validation(tmp_path):
+    texts = documents(60)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    save(folder / "a.txt", texts[:20])
+    (folder / "b.txt.gz").write_bytes(gzip.compress("\n\n\n".join(texts[20:30]).encode()))
+    rows = [json.dumps({"text": text}) for text in texts[30:40]]
+    (folder / "c.jsonl").write_text("\n".join(rows))
+    held_out = save(tmp_path / "held_out.txt", texts[40:])
+    info = el.prepare(folder, tmp_path / "out", validation=held_out, **SMALL)
+    held = open_tokens(tmp_path / "out")
+    assert held.train.tolist() == encoded(texts[:40])
+    assert held.validation.tolist() == encoded(texts[40:])
+    assert info.validation_share is None
+    assert info.tail == 0
+    assert [source.use for source in info.sources] == ["train"] * 3 + ["validation"]
+
+
+def test_parallel_equals_serial(tmp_path):
+    source = save(tmp_path / "a.txt", documents())
+    shown = []
+    el.prepare(source, tmp_path / "one", processes=1, chunk_bytes=4000)
+    el.prepare(source, tmp_path / "two", processes=2, chunk_bytes=4000, on_progress=shown.append)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert shown[0].share == 0
+    assert shown[-1].share == 1
+    assert len(shown) > 10
+
+
+def test_chunks_do_not_matter(tmp_path):
+    source = save(tmp_path / "a.txt", documents())
+    for size in (1, 3000, 10**7):
+        el.prepare(source, tmp_path / str(size), processes=1, chunk_bytes=size)
+    assert (
+        contents(tmp_path / "1") == contents(tmp_path / "3000") == contents(tmp_path / "10000000")
+    )
+
+
+def test_few_documents_are_cut_near_the_end(tmp_path):
+    text = "abc " * 1000
+    info = el.prepare(save(tmp_path / "a.txt", [text]), tmp_path / "out", **SMALL)
+    assert info.tail == info.validation.tokens == round(0.02 * 4001)
+    held = open_tokens(tmp_path / "out")
+    assert np.concatenate([held.train, held.validation]).tolist() == encoded([text])
+    assert tail_length(9_800, 200, 0.02) == 0
+    assert tail_length(9_960, 40, 0.02) == 199
+    assert tail_length(100, 0, 0.0) == 0
+
+
+def test_equal_documents_are_on_one_side_and_the_share_is_met():
+    texts = [f"document {i}".encode() for i in range(20_000)]
+    chosen = sum(is_validation(text, 0.02) for text in texts)
+    assert abs(chosen - 400) < 5 * 20  # five deviations of a binomial
+    assert not any(is_validation(text, 0.0) for text in texts[:100])
+    assert all(is_validation(text, 1.0) for text in texts[:100])
+
+
+SCRIPT = """
+import sys, time
+from einlinear.studies import prepare as module
+
+def slow(path, digest, chunk, settings, write=module.write_part):
+    time.sleep(0.02)
+    write(path, digest, chunk, settings)
+
+if __name__ == "__main__":
+    module.write_part = slow
+    module.prepare(sys.argv[1], sys.argv[2], processes=int(sys.argv[3]), chunk_bytes=2000)
+"""
+
+
+def start(tmp_path, source, out, processes):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    return subprocess.Popen([sys.executable, str(script), str(source), str(out), str(processes)])
+
+
+def finished(out):
+    parts = out / "parts"
+    return {p.name: p.stat().st_ino for p in parts.glob("*[0-9]")} if parts.exists() else {}
+
+
+def wait_for(condition):
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("waited in vain")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_and_started_again(processes, tmp_path, monkeypatch):
+    source = save(tmp_path / "a.txt", documents())
+    out = tmp_path / "out"
+    for least in (3, 8):  # killed twice
+        process = start(tmp_path, source, out, processes)
+        wait_for(lambda least=least: len(finished(out)) >= least)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    kept = finished(out)
+    assert len(kept) >= 8
+    with pytest.raises(EinlinearError, match=r"there is no tokens\.json"):
+        open_tokens(out)
+    with pytest.raises(EinlinearError, match=r"there is no tokens\.json"):
+        el.open_task("text", out)
+    made = []
+    monkeypatch.setattr(
+        "einlinear.studies.prepare.write_part",
+        lambda path, *rest: made.append(path.name) or token_parts.write_part(path, *rest),
+    )
+    el.prepare(source, out, **SMALL)
+    assert made
+    assert not set(made) & set(kept)  # nothing is done twice
+    el.prepare(source, tmp_path / "whole", **SMALL)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def interrupted(tmp_path, monkeypatch, texts):
+    """A folder where everything was done but the joining."""
+    source, out = save(tmp_path / "a.txt", texts), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("einlinear.studies.prepare.join_parts", stop)
+        with pytest.raises(KeyboardInterrupt):
+            el.prepare(source, out, **SMALL)
+    return source, out
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin", "tokens.json"])
+def test_killed_while_joining(name, tmp_path, monkeypatch):
+    source, out = interrupted(tmp_path, monkeypatch, documents())
+    (out / f"{name}.tmp").write_bytes(b"half")  # as a kill leaves it
+    if name != "train.bin":
+        (out / "train.bin").write_bytes(b"of another start")
+    with pytest.raises(EinlinearError, match="no whole set of tokens"):
+        el.open_task("text", out)
+    el.prepare(source, out, **SMALL)
+    el.prepare(source, tmp_path / "whole", **SMALL)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_only_parts_that_are_right_are_kept(tmp_path, monkeypatch):
+    texts = documents()
+    source, out = interrupted(tmp_path, monkeypatch, texts)
+    before = finished(out)
+    parts = out / "parts"
+    (parts / "00000001").write_bytes((parts / "00000001").read_bytes()[:-5])  # cut off
+    damaged = bytearray((parts / "00000002").read_bytes())
+    damaged[-3] ^= 1
+    (parts / "00000002").write_bytes(damaged)
+    (parts / "00000003").write_bytes(b"{}\n")
+    texts[-1] += " changed"
+    save(source, texts)
+    made = []
+    monkeypatch.setattr(
+        "einlinear.studies.prepare.write_part",
+        lambda path, *rest: made.append(path.name) or token_parts.write_part(path, *rest),
+    )
+    el.prepare(source, out, **SMALL)
+    assert made == ["00000001", "00000002", "00000003", max(before)]
+    el.prepare(source, tmp_path / "whole", **SMALL)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_other_settings_do_not_use_old_parts(tmp_path, monkeypatch):
+    texts = [*documents(), "caf\u00e9"]
+    source, out = interrupted(tmp_path, monkeypatch, texts)
+    el.prepare(source, out, rule="fold", **SMALL)
+    el.prepare(source, tmp_path / "whole", rule="fold", **SMALL)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_finished_folder_is_left_alone(tmp_path):
+    texts = documents()
+    source, out = save(tmp_path / "a.txt", texts), tmp_path / "out"
+    info = el.prepare(source, out, **SMALL)
+    before = contents(out)
+    assert el.prepare(source, out, **SMALL) == info
+    for change in ({"rule": "fold"}, {"validation_share": 0.5}, {"validation": source}):
+        with pytest.raises(EinlinearError, match="is not written again"):
+            el.prepare(source, out, **SMALL, **change)
+    other = save(tmp_path / "b.txt", texts)
+    with pytest.raises(EinlinearError, match=r"asked for are b\.txt"):
+        el.prepare(other, out, **SMALL)
+    save(source, [*texts, "more"])
+    with pytest.raises(EinlinearError, match="which have changed since"):
+        el.prepare(source, out, **SMALL)
+    assert contents(out) == before
+
+
+def damage(path, how):
+    raw = bytearray(path.read_bytes())
+    if how == "cut":
+        raw = raw[:-1]
+    elif how == "long":
+        raw += b"\0"
+    elif how == "flipped":
+        raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    if how == "gone":
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["cut", "long", "flipped", "gone"])
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
+def test_damaged_tokens(name, how, tmp_path):
+    out = tmp_path / "out"
+    el.prepare(save(tmp_path / "a.txt", documents()), out, **SMALL)
+    damage(out / name, how)
+    message = "is damaged" if how == "flipped" else "bytes"
+    with pytest.raises(EinlinearError, match=message):
+        el.open_task("text", out)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "its version is 2"),
+        ({"vocabulary": "gpt4"}, "the vocabulary is 'gpt4'"),
+        ({"vocab_size": 95}, "says 95 tokens of uint8"),
+        ({"dtype": "int32"}, "says 96 tokens of int32"),
+        ({"train": {"tokens": 3}}, "KeyError"),
+        ({"train": {"tokens": 10**9, "checksums": [0]}}, "1,000,000,000 tokens"),
+        ({"more": 1}, "has another"),
+        (None, "JSONDecodeError"),
+    ],
+)
+def test_damaged_facts(change, message, tmp_path):
+    out = tmp_path / "out"
+    el.prepare(save(tmp_path / "a.txt", documents()), out, **SMALL)
+    path = out / "tokens.json"
+    text = path.read_text()
+    path.write_text(text[:-20] if change is None else json.dumps({**json.loads(text), **change}))
+    with pytest.raises(EinlinearError, match=message):
+        el.open_task("text", out)
+
+
+def test_blocks_of_checksums(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "BLOCK", 100)
+    monkeypatch.setattr(token_parts, "BLOCK", 100)
+    out = tmp_path / "out"
+    info = el.prepare(save(tmp_path / "a.txt", documents()), out, **SMALL)
+    raw = (out / "train.bin").read_bytes()
+    blocks = [raw[i : i + 100] for i in range(0, len(raw), 100)]
+    assert info.train.checksums == tuple(map(zlib.crc32, blocks))
+    damaged = bytearray(raw)
+    damaged[150] ^= 1  # in a block that is not looked at when the folder is opened
+    (out / "train.bin").write_bytes(damaged)
+    open_tokens(out)
+    with pytest.raises(EinlinearError, match=r"block 1 of .*train\.bin is damaged"):
+        open_tokens(out, whole=True)
+
+
+def test_bad_calls(tmp_path):
+    source = save(tmp_path / "a.txt", documents(10))
+    for changes, message in [
+        ({"rule": "burn"}, "'burn'"),
+        ({"vocabulary": "gpt3"}, "'gpt3'"),
+        ({"validation_share": 0}, "the share for validation is 0"),
+        ({"processes": 0}, "processes is 0"),
+        ({"chunk_bytes": 0}, "chunk_bytes is 0"),
+        ({"validation": tmp_path / "none.txt"}, "there is no file"),
+    ]:
+        with pytest.raises(EinlinearError, match=message):
+            el.prepare(source, tmp_path / "out", **changes)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(EinlinearError, match="cannot write"):
+        el.prepare(source, source / "out", **SMALL)
+
+
+def test_when_nothing_is_left(tmp_path):
+    source = save(tmp_path / "a.txt", ["caf\u00e9", "na\u00efve"])
+    for folder in ("out", None):
+        with pytest.raises(EinlinearError, match="of 2 documents none is left"):
+            open_text(source) if folder is None else el.prepare(source, tmp_path / folder, **SMALL)
+    assert el.prepare(source, tmp_path / "out", rule="fold", **SMALL).counts == Counts(2, 0, 0)
+
+
+MEMORY = """
+import resource, sys
+import einlinear as el
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+el.prepare("{source}", "{out}", processes=1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kilobytes on Linux, bytes elsewhere")
+def test_memory_is_bounded(tmp_path):
+    text = ("some words, " * 400 + "\n\n\n").encode()
+    grown = []
+    for count in (4_000, 20_000):  # 19 and 96 MB
+        source = tmp_path / f"{count}.txt"
+        with source.open("wb") as file:
+            for number in range(count):
+                file.write(b"%d " % number + text)
+        code = MEMORY.format(source=source, out=tmp_path / str(count))
+        out = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        grown.append(int(out.stdout) / 1000)
+        source.unlink()
+    assert grown[1] < grown[0] + 20  # megabytes
