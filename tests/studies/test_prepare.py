@@ -16,7 +16,7 @@ import pytest
 
 import einlinear as el
 from einlinear import EinlinearError
-from einlinear.studies import token_parts, tokens
+from einlinear.studies import prepare, token_parts, tokens
 from einlinear.studies.tokens import Counts, is_validation, open_text, open_tokens, tail_length
 
 SMALL = {"processes": 1, "chunk_bytes": 2000}
@@ -116,15 +116,30 @@ def test_forms_of_sources_and_files_for_validation(tmp_path):
     assert [source.use for source in info.sources] == ["train"] * 3 + ["validation"]
 
 
-def test_parallel_equals_serial(tmp_path):
+def test_parallel_equals_serial(tmp_path, monkeypatch):
     source = save(tmp_path / "a.txt", documents())
-    shown = []
     el.prepare(source, tmp_path / "one", processes=1, chunk_bytes=4000)
+    read, shown, ahead = [], [], []
+
+    monkeypatch.setattr(prepare, "read_chunks", counted(prepare.read_chunks, read, shown, ahead))
     el.prepare(source, tmp_path / "two", processes=2, chunk_bytes=4000, on_progress=shown.append)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert shown[0].share == 0
     assert shown[-1].share == 1
-    assert len(shown) > 10
+    assert len(read) > 8
+    assert max(ahead) <= 4  # chunks that are read and not yet encoded
+
+
+def counted(read_chunks, read, shown, ahead):
+    """read_chunks, noting how far it is ahead of what was shown as done."""
+
+    def chunks(*arguments):
+        for chunk in read_chunks(*arguments):
+            ahead.append(len(read) - len(shown) + 1)  # the first that is shown is the start
+            read.append(chunk)
+            yield chunk
+
+    return chunks
 
 
 def test_chunks_do_not_matter(tmp_path):

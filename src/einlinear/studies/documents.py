@@ -149,20 +149,21 @@ def split_documents(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
     A document that grows too long is cut at a newline, at a space, or else between characters.
     """
-    rest = b""
+    rest, held = b"", b""
     for block in blocks:
+        block = held + block
+        held = b"\r" if block.endswith(b"\r") else b""  # half of a newline, perhaps
+        block = block.removesuffix(b"\r").replace(b"\r\n", b"\n")
         rest += block
-        held = b"\r" if rest.endswith(b"\r") else b""
-        rest = rest.removesuffix(b"\r").replace(b"\r\n", b"\n")
-        if len(rest) > LONGEST or rest.find(_SEPARATOR, max(0, len(rest) - len(block) - 3)) >= 0:
+        if len(rest) > LONGEST or rest.find(_SEPARATOR, max(0, len(rest) - len(block) - 2)) >= 0:
             *whole, rest = rest.split(_SEPARATOR)
             yield from whole
             while len(rest) > LONGEST:
                 cut = _cut(rest)
                 yield rest[:cut]
                 rest = rest[cut:].lstrip(b"\n")
-        rest = rest.lstrip(b"\n") + held
-    yield rest
+        rest = rest.lstrip(b"\n")
+    yield rest + held
 
 
 def _pieces(document: bytes) -> Iterator[bytes]:
