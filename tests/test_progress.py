@@ -35,3 +35,12 @@ def test_an_error_passes_through(capsys):
     with pytest.raises(ZeroDivisionError):
         with progress.progress_bar(Console(file=io.StringIO()), "runs"):
             _ = 1 / 0
+
+
+def test_a_log_of_work_whose_end_is_not_known(capsys):
+    with progress.progress_bar(Console(file=io.StringIO()), "megabytes") as show:
+        show(Progress(0, 0, 0.0))
+        show(Progress(5, 0, 0.0))  # too soon after the first
+        show(Progress(9, 9, 1.0))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["0 megabytes", "9 of 9 megabytes"]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import zlib
 
 import numpy as np
@@ -140,6 +141,23 @@ def counted(read_chunks, read, shown, ahead):
             yield chunk
 
     return chunks
+
+
+def test_from_the_hub(tmp_path, monkeypatch):
+    texts = documents()
+    rows = [{"text": text} for text in texts]
+    hub = types.SimpleNamespace(load_dataset=lambda name, split, streaming: iter(rows))
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    shown = []
+    info = el.prepare("hub:some/name", tmp_path / "hub", **SMALL, on_progress=shown.append)
+    el.prepare(save(tmp_path / "a.txt", texts), tmp_path / "file", **SMALL)
+    one, other = contents(tmp_path / "hub"), contents(tmp_path / "file")
+    assert one["train.bin"] == other["train.bin"]
+    assert one["validation.bin"] == other["validation.bin"]
+    assert info.sources[0].name == "hub:some/name"
+    assert {(at.total, at.share) for at in shown[:-1]} == {(0, 0.0)}  # not known before the end
+    assert shown[-1].share == 1
+    assert el.prepare("hub:some/name", tmp_path / "hub", **SMALL) == info
 
 
 def test_chunks_do_not_matter(tmp_path):

@@ -27,6 +27,7 @@ from einlinear.studies.tokens import (
     TokenInfo,
     check_kept,
     encode_documents,
+    stored_dtype,
     tail_length,
 )
 from einlinear.studies.vocabulary import Rule, open_vocabulary
@@ -88,10 +89,15 @@ def write_part(path: Path, digest: str, chunk: Chunk, settings: Settings) -> Non
     encoding = encode_documents(
         chunk.documents, vocabulary, settings.rule, settings.share_of(chunk.use)
     )
-    body = encoding.train.tobytes() + encoding.validation.tobytes()
+    kind = stored_dtype(vocabulary)
+    train, validation = (
+        stream.astype(kind, copy=False).tobytes()
+        for stream in (encoding.train, encoding.validation)
+    )
+    body = train + validation
     header = {
         "digest": digest,
-        "train_bytes": encoding.train.nbytes,
+        "train_bytes": len(train),
         "bytes": len(body),
         "checksum": zlib.crc32(body),
         "counts": asdict(encoding.counts),

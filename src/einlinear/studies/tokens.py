@@ -308,8 +308,14 @@ def open_tokens(
     return Tokens(train, validation, known, info.counts, fingerprint)
 
 
+def stored_dtype(vocabulary: Vocabulary) -> np.dtype[Any]:
+    """The numbers in a file of tokens: low byte first, on every machine."""
+    dtype: np.dtype[Any] = np.dtype(vocabulary.dtype).newbyteorder("<")
+    return dtype
+
+
 def _mapped(path: Path, stream: Stream, vocabulary: Vocabulary, whole: bool) -> Array:
-    dtype = np.dtype(vocabulary.dtype)
+    dtype = stored_dtype(vocabulary)
     size = path.stat().st_size if path.exists() else 0
     if size != stream.tokens * dtype.itemsize or -(-size // BLOCK) != len(stream.checksums):
         raise EinlinearError(
