@@ -123,6 +123,13 @@ def test_a_folder_of_tokens(tmp_path):
         el.open_task("text", tmp_path / "out", validation=source)
 
 
+def test_a_folder_of_texts_with_a_folder_named_parts(tmp_path):
+    (tmp_path / "parts").mkdir()
+    save(tmp_path / "parts" / "a.txt")
+    save(tmp_path / "b.txt")
+    assert len(el.open_task("text", tmp_path, context=16).tokens.train) > 15_000
+
+
 def test_random_words_are_philox():
     words = random_words(5, 6, seed=11)
     expected = np.random.Philox(key=11).advance(5 << 192).random_raw(6)

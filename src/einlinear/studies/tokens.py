@@ -253,7 +253,8 @@ def _check_size(sources: Sequence[Source]) -> None:
 
 def is_token_folder(path: Path) -> bool:
     """Whether a folder is meant to hold tokens, whole or not."""
-    return (path / INFO).exists() or (path / "parts").is_dir() or (path / "train.bin").exists()
+    names = (INFO, "train.bin", "parts/00000000")
+    return any((path / name).exists() for name in names)
 
 
 def read_info(folder: Path) -> TokenInfo:
