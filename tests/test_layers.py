@@ -37,6 +37,7 @@ ORDER = [
     "layers.expert_operators",
     "layers.exchange",
     "layers.routing",
+    "layers.mixture",
     "layers.moe",
     "layers.expert_parallel",
     "layers.measure",

@@ -217,7 +217,8 @@ def forward_with_scales(
     bias = bias if bias is None or bias.is_contiguous() else bias.contiguous()
     tokens = x_td.shape[0]
     addresses = [
-        address_of(factor, shape, dtype) for factor, shape in zip(factors, sizes.factors, strict=True)
+        address_of(factor, shape, dtype)
+        for factor, shape in zip(factors, sizes.factors, strict=True)
     ]
     x_at = address_of(x_td, torch.Size((tokens, plan.d_in)), dtype)
     bias_at = 0 if bias is None else address_of(bias, sizes.bias, dtype)
@@ -257,7 +258,8 @@ def backward(
     x_shape = torch.Size((tokens, plan.d_in))
     x_td = None if x_td is None else rows(x_td)
     addresses = [
-        address_of(factor, shape, dtype) for factor, shape in zip(factors, sizes.factors, strict=True)
+        address_of(factor, shape, dtype)
+        for factor, shape in zip(factors, sizes.factors, strict=True)
     ]
     x_at = 0 if x_td is None else address_of(x_td, x_shape, dtype)
     grad_at = address_of(grad_te, torch.Size((tokens, plan.d_out)), dtype)

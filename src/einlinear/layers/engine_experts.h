@@ -155,11 +155,6 @@ static double compare_rows(const Group *group, const char *x, const void *gradie
     return call->kernels->dot(line, gradient, width);
 }
 
-/* Ask for a row that is needed soon: rows of tokens lie anywhere, and no machine guesses where. */
-static void ask_for_row(const char *row, long bytes) {
-    for (long b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
-}
-
 /* The rows of x and of the gradient of y that a pair reads. */
 static const char *input_row(const Group *group, long p) {
     const Call *call = &group->call;
@@ -178,7 +173,7 @@ static void run_pairs(const Group *group, const Call *own, char *memory, long st
                       int is_first) {
     const Kernels *kernels = own->kernels;
     const int64_t *program = own->program;
-    const long size = outer_size(own), d_in = program[H_D_IN], d_out = program[H_D_OUT];
+    const long d_in = program[H_D_IN], d_out = program[H_D_OUT];
     const int is_backward = own->is_backward;
     char *line = memory + own->at_line;
     void *base[MAX_BUFFERS];
@@ -186,10 +181,6 @@ static void run_pairs(const Group *group, const Call *own, char *memory, long st
     find_buffers(own, memory, base, row);
     for (long i = 0; i < tokens; i++) {
         const long p = start + i;
-        if (i + 1 < tokens) {
-            ask_for_row(input_row(group, p + 1), d_in * size);
-            if (is_backward) ask_for_row(gradient_row(group, p + 1), d_out * size);
-        }
         kernels->take(input_row(group, p), d_in,
                       (char *)base[BUFFER_X] + i * row[BUFFER_X] * own->size,
                       program[H_D_IN_PADDED], is_backward ? group->times[p] : 1, own->half);

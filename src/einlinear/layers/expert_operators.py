@@ -59,7 +59,7 @@ def multiply_experts(
         adds: the number of tokens, whose rows the results are added to; -1 for a row per pair.
     """
     assert w_p is not None or not stds, "normalisation changes the weights of pairs"
-    where = (plan.text, plan.d_in, plan.d_out, _how(plan, x_rd, pairs), takes, adds, list(stds))
+    where = where_of(plan, x_rd, pairs, takes, adds, stds)
     if torch.compiler.is_compiling():
         tensors = [t for t in [x_rd, w_p, bias, *factors] if t is not None]
         if not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors])):
@@ -69,6 +69,14 @@ def multiply_experts(
     outputs = _Experts.apply(x_rd, w_p, bias, pairs.tokens, pairs.ends, *where, *factors)  # type: ignore[no-untyped-call]
     y_re = outputs[0]
     return y_re
+
+
+def where_of(
+    plan: Plan, x_rd: Tensor, pairs: Pairs, takes: bool, adds: int, stds: Sequence[float]
+) -> tuple[str, int, int, str, bool, int, list[float]]:
+    """What the operators are told beside tensors."""
+    how = _how(plan, x_rd, pairs)
+    return plan.text, plan.d_in, plan.d_out, how, takes, adds, list(stds)
 
 
 def _how(plan: Plan, x_rd: Tensor, pairs: Pairs) -> str:
@@ -110,7 +118,7 @@ def _mixture(
     return Mixture(tokens_p, ends_e, w_p, takes, adds >= 0, num_tokens, stds)
 
 
-def _experts(
+def direct_experts(
     x_rd: Tensor,
     w_p: Tensor | None,
     bias: Tensor | None,
@@ -137,7 +145,7 @@ def _experts(
     return work.forward(work.scaled(w_p, scales_fe), bias), scales_fe
 
 
-experts_op = torch.library.custom_op("einlinear::experts", _experts, mutates_args=())
+experts_op = torch.library.custom_op("einlinear::experts", direct_experts, mutates_args=())
 
 
 def _no_scales(x_rd: Tensor) -> Tensor:
@@ -166,7 +174,7 @@ def _(
     return x_rd.new_empty(num_rows, d_out), scales.new_empty(shape)
 
 
-def _experts_gradients(
+def direct_gradients(
     grad_re: Tensor,
     x_rd: Tensor,
     w_p: Tensor | None,
@@ -205,7 +213,7 @@ def _experts_gradients(
 
 
 gradients_op = torch.library.custom_op(
-    "einlinear::experts_gradients", _experts_gradients, mutates_args=()
+    "einlinear::experts_gradients", direct_gradients, mutates_args=()
 )
 
 
@@ -239,7 +247,7 @@ class _Experts(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         (tokens_p, ends_e), where, factors = rest[:2], rest[2:9], list(rest[9:])
         is_direct = compiled.is_direct(x_rd, factors)
-        multiply: Any = _experts if is_direct else experts_op
+        multiply: Any = direct_experts if is_direct else experts_op
         made: tuple[Tensor, Tensor] = multiply(x_rd, w_p, bias, tokens_p, ends_e, factors, *where)
         return made
 
@@ -260,7 +268,7 @@ class _Experts(torch.autograd.Function):
             )
         else:
             is_direct = compiled.is_direct(x_rd, [grad_re, *factors])
-            make: Any = _experts_gradients if is_direct else gradients_op
+            make: Any = direct_gradients if is_direct else gradients_op
             grads = make(
                 grad_re, x_rd, w_p, tokens_p, ends_e, scales_fe, factors, wanted, *ctx.where
             )

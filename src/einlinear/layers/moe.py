@@ -18,6 +18,7 @@ from einlinear.layers.exchange import mix_over_ranks
 from einlinear.layers.execute import dense_weight
 from einlinear.layers.expert_operators import multiply_experts
 from einlinear.layers.experts import Pairs, normalised_experts, sort_pairs
+from einlinear.layers.mixture import is_mixable, mix
 from einlinear.layers.routing import Gate, Routed
 from einlinear.layers.scaling import Scaling, factor_scaling, matrix_scaling, vector_scaling
 from einlinear.structures.named import dense
@@ -113,6 +114,16 @@ class MoELinear(Routed):
         """The layer applied to the last axis of x."""
         _check(x, getattr(self, self._names[0]), self.in_features)
         x_td = x.reshape(-1, self.in_features)
+        own = [getattr(self, name) for name in self._names]
+        known = own if self.bias is None else [*own, self.bias]
+        if self.shard is None and is_mixable(self.gate, x_td, known):
+            stds = self._stds if self.weight_norm else ()
+            y_te, logits_te, experts_tk = mix(
+                self.plan, x_td, self.gate.weight, self.bias, own,
+                num_active=self.num_active, stds=stds,
+            )  # fmt: skip
+            self.remember(logits_te, experts_tk)
+            return y_te.reshape(*x.shape[:-1], self.out_features)
         experts_tk, weights_tk = self.route(x_td)
         bias = None if self.bias is None else _cast(self.bias)
         if self.shard is None:

@@ -148,10 +148,14 @@ class Routed(nn.Module):
         """The active experts of each token, and their weights, which add up to 1."""
         logits_te = self.gate(x_td)
         experts_tk = choose_experts(logits_te, x_td, self.num_active)
-        if not (torch.compiler.is_compiling() and _is_exporting()):
-            self._routed = (logits_te, experts_tk)
+        self.remember(logits_te, experts_tk)
         with _without_autocast(x_td):
             return experts_tk, logits_te.gather(-1, experts_tk).softmax(-1)
+
+    def remember(self, logits_te: Tensor, experts_tk: Tensor) -> None:
+        """What `last_routing` tells."""
+        if not (torch.compiler.is_compiling() and _is_exporting()):
+            self._routed = (logits_te, experts_tk)
 
     def draw_(self, scalings: dict[str, Scaling]) -> None:
         """Draw parameters anew, the same numbers on one rank or many; the gate becomes 0."""
