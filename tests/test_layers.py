@@ -80,6 +80,12 @@ ORDER = [
     "studies.tasks.regression",
     "studies.tasks.cifar",
     "studies.tasks.catalogue",
+    "studies.presets",
+    "studies.config",
+    "studies.schedule",
+    "studies.record",
+    "studies.directory",
+    "studies.checkpoint",
     "progress",
     "peers",
     "bench_rows",
@@ -112,6 +118,11 @@ WITHOUT_TORCH = [
     "studies.token_parts",
     "studies.prepare",
     "studies.pixel_files",
+    "studies.presets",
+    "studies.config",
+    "studies.schedule",
+    "studies.record",
+    "studies.directory",
 ]
 
 

@@ -46,6 +46,10 @@ CONTRACT = [
     "landscape",
     "prepare",
     "open_task",
+    "RunConfig",
+    "load_config",
+    "RunRecord",
+    "read_record",
 ]
 
 

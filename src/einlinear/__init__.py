@@ -58,10 +58,14 @@ if TYPE_CHECKING:
     from einlinear.structures.taxonomy import Taxonomy as Taxonomy
     from einlinear.structures.taxonomy import taxonomy as taxonomy
     from einlinear.structures.text import parse as parse
+    from einlinear.studies.config import RunConfig as RunConfig
+    from einlinear.studies.config import load_config as load_config
+    from einlinear.studies.directory import read_record as read_record
     from einlinear.studies.landscape import Landscape as Landscape
     from einlinear.studies.landscape_runs import LandscapeConfig as LandscapeConfig
     from einlinear.studies.landscape_sweep import landscape as landscape
     from einlinear.studies.prepare import prepare as prepare
+    from einlinear.studies.record import RunRecord as RunRecord
     from einlinear.studies.tasks.catalogue import open_task as open_task
 
 _HOMES = {
@@ -116,6 +120,10 @@ _HOMES = {
     "LandscapeConfig": "studies.landscape_runs",
     "Landscape": "studies.landscape",
     "landscape": "studies.landscape_sweep",
+    "RunConfig": "studies.config",
+    "load_config": "studies.config",
+    "RunRecord": "studies.record",
+    "read_record": "studies.directory",
     "prepare": "studies.prepare",
     "open_task": "studies.tasks.catalogue",
 }

@@ -1,0 +1,182 @@
+"""RunRecord: what a run did, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.config import RunConfig
+
+SCHEMA = 1
+
+Status = Literal["finished", "diverged"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRouting:
+    """Where a layer of experts sent the tokens of a fixed batch.
+
+    layer: its name.
+    load: share of all pairs of token and expert that each expert got.
+    entropy: how evenly the load is spread: 1 if all experts have the same, 0 if one has all.
+    changed: share of the tokens that went to other experts at the point before; None at the first.
+    """
+
+    layer: str
+    load: tuple[float, ...]
+    entropy: float
+    changed: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One evaluation of a run.
+
+    step: how many steps were done.
+    units: how many tokens, pixels, samples or images were trained on.
+    macs: multiply-adds of the forward passes over them.
+    seconds: time in steps so far: no evaluation, checkpoint or start.
+    data_seconds: the part of it in which batches were made.
+    loss: on the validation set; None where it was not finite.
+    train_loss: mean over the steps since the point before; None at the start and if not finite.
+    rate: the learning rate of the last step, at the base width.
+    routing: of every layer of experts.
+    """
+
+    step: int
+    units: int
+    macs: int
+    seconds: float
+    data_seconds: float
+    loss: float | None
+    train_loss: float | None
+    rate: float
+    routing: tuple[LayerRouting, ...] = ()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Point:
+        """A point as `dataclasses.asdict` gives it, also by way of JSON."""
+        routing = tuple(
+            LayerRouting(**{**layer, "load": tuple(layer["load"])}) for layer in values["routing"]
+        )
+        return cls(**{**values, "routing": routing})
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Parameters, and multiply-adds of the forward pass per unit, from shapes and plans.
+
+    params: all parameters; those of a mixture are those of all experts.
+    macs: all multiply-adds, attention over the full context; active experts only.
+    linear_macs: of the linear layers but the head.
+    head_macs: of the output head.
+    attention_macs: of the products of queries, keys and values.
+    norm_macs: of the norms, five for each number they read; only those of a GPT are counted.
+    """
+
+    params: int
+    macs: int
+    linear_macs: int
+    head_macs: int
+    attention_macs: int
+    norm_macs: int
+
+    @property
+    def product_macs(self) -> int:
+        """Those of products of matrices: all but the norms."""
+        return self.macs - self.norm_macs
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What a run did: its config, counts, curve and surroundings.
+
+    config: what decided it.
+    status: "finished", or "diverged": the loss was not finite, or stayed far above the start.
+    steps_done: how many steps were done; all of the config's if it finished.
+    curve: the evaluations, the first before any step.
+    unit: what is counted: token, pixel, sample or image.
+    counts: parameters and multiply-adds per unit.
+    peak_bytes: most bytes held at once in a step: weights, gradients, optimizer, activations.
+    environment: versions, processor, threads, number of processes, the data.
+    """
+
+    config: RunConfig
+    status: Status
+    steps_done: int
+    curve: tuple[Point, ...]
+    unit: str
+    counts: Counts
+    peak_bytes: int
+    environment: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The id of the config."""
+        return self.config.id
+
+    @property
+    def final_loss(self) -> float | None:
+        """The last validation loss; None for a run that diverged."""
+        return self.curve[-1].loss if self.status == "finished" else None
+
+    @property
+    def best_loss(self) -> float | None:
+        """The lowest validation loss of the curve; None if there is none."""
+        return min((p.loss for p in self.curve if p.loss is not None), default=None)
+
+    @property
+    def seconds(self) -> float:
+        """Time in steps: no evaluation, checkpoint or start."""
+        return self.curve[-1].seconds
+
+    @property
+    def units_per_second(self) -> float:
+        """Tokens, pixels, samples or images per second in steps."""
+        return self.curve[-1].units / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, and what follows from them, as JSON has them."""
+        return {
+            "schema": SCHEMA,
+            "id": self.id,
+            "config": self.config.as_dict(),
+            "status": self.status,
+            "steps_done": self.steps_done,
+            "final_loss": self.final_loss,
+            "best_loss": self.best_loss,
+            "unit": self.unit,
+            "counts": asdict(self.counts),
+            "seconds": self.seconds,
+            "units_per_second": self.units_per_second,
+            "peak_bytes": self.peak_bytes,
+            "environment": self.environment,
+            "curve": [asdict(point) for point in self.curve],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str = "a record") -> RunRecord:
+        """A record as `as_dict` gives it; what follows from other fields is not read."""
+        try:
+            if values["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {values['schema']}, not {SCHEMA}")
+            return cls(
+                config=RunConfig.from_dict(values["config"], source),
+                status=values["status"],
+                steps_done=values["steps_done"],
+                curve=tuple(Point.from_dict(point) for point in values["curve"]),
+                unit=values["unit"],
+                counts=Counts(**values["counts"]),
+                peak_bytes=values["peak_bytes"],
+                environment=values["environment"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, EinlinearError):
+                raise
+            raise EinlinearError(
+                what=f"cannot read {source}: {error!r}",
+                rule="a record is the record.json that a run has written",
+                fix="delete it, and the same command trains the run again",
+            ) from error
