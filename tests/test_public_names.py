@@ -50,6 +50,7 @@ CONTRACT = [
     "load_config",
     "RunRecord",
     "read_record",
+    "train",
 ]
 
 

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from einlinear.studies.prepare import prepare as prepare
     from einlinear.studies.record import RunRecord as RunRecord
     from einlinear.studies.tasks.catalogue import open_task as open_task
+    from einlinear.studies.train import train as train
 
 _HOMES = {
     "EinlinearError": "errors",
@@ -124,6 +125,7 @@ _HOMES = {
     "load_config": "studies.config",
     "RunRecord": "studies.record",
     "read_record": "studies.directory",
+    "train": "studies.train",
     "prepare": "studies.prepare",
     "open_task": "studies.tasks.catalogue",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,6 +54,7 @@ def peak_memory(action: Callable[[], object]) -> int:
 
     What torch held, plus the engine's workspace, which is let go first and made anew.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what measures memory is talkative
     engine.release_workspace()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         action()

@@ -1,0 +1,160 @@
+"""One run on many devices: who does what, DDP, errors that end all processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.config import RunConfig
+
+
+class SharedError(EinlinearError):
+    """An error that every process of a run raises, though it may be that of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process stands among those of a run: its number, how many there are, its device."""
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the one that writes."""
+        return self.rank == 0
+
+
+@contextmanager
+def joined(config: RunConfig) -> Iterator[Place]:
+    """The place of this process: alone, or as torchrun or a process group says."""
+    starts = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    device = _device(config)
+    if starts:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        if dist.is_initialized():
+            yield Place(dist.get_rank(), dist.get_world_size(), device)
+        else:
+            yield Place(0, 1, device)
+    finally:
+        if starts and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _device(config: RunConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise EinlinearError(
+            what="the device is cuda",
+            rule="a device is one that torch finds on this machine",
+            fix='leave device out, or give "cpu"',
+        )
+    if config.device == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def together(place: Place) -> Iterator[None]:
+    """An error of one process inside becomes the error of all."""
+    error: EinlinearError | None = None
+    try:
+        yield
+    except EinlinearError as raised:
+        if place.count == 1:
+            raise
+        error = raised
+    if place.count > 1:
+        mine = None if error is None else (error.what, error.rule, error.fix)
+        parts: list[tuple[str, str, str] | None] = [None] * place.count
+        dist.all_gather_object(parts, mine)
+        for rank, given in enumerate(parts):
+            if given is not None:
+                what = given[0] if all(parts) else f"process {rank}: {given[0]}"
+                raise SharedError(what=what, rule=given[1], fix=given[2]) from error
+
+
+def from_first(place: Place, number: int) -> int:
+    """The number that the first process has."""
+    if place.count == 1:
+        return number
+    held = torch.tensor(number, device=place.device)
+    dist.broadcast(held, 0)
+    return int(held)
+
+
+def summed(place: Place, numbers: Tensor) -> Tensor:
+    """The numbers, added up over all processes."""
+    if place.count > 1:
+        numbers = numbers.clone()
+        dist.all_reduce(numbers)
+    return numbers
+
+
+def share(config: RunConfig, place: Place, part: int) -> slice:
+    """The rows of the global batch that a process computes in one of its parts."""
+    size = config.batch_size // (place.count * config.accumulation)
+    start = (place.rank * config.accumulation + part) * size
+    return slice(start, start + size)
+
+
+def check_share(config: RunConfig, place: Place) -> None:
+    """Refuse a batch that cannot be shared out evenly."""
+    if config.batch_size % (place.count * config.accumulation):
+        raise EinlinearError(
+            what=f"the batch_size is {config.batch_size}, for {place.count} processes with an "
+            f"accumulation of {config.accumulation}",
+            rule="all processes compute parts of the same size",
+            fix=f"give a batch_size that is a multiple of {place.count * config.accumulation}",
+        )
+
+
+class Spread:
+    """A model on one device: `module` is what is called. Others override what differs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module = model
+
+    def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
+        """The surroundings of one part of a step: gradients are exchanged in the last only."""
+        return nullcontext()
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A copy of all of a tensor in the memory of the processor."""
+        return tensor.detach().to("cpu", copy=True).contiguous()
+
+    def like(self, tensor: Tensor, other: Tensor) -> Tensor:
+        """A whole tensor, put where another is."""
+        return tensor.to(other.device)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """What this process holds of a tensor, in the same memory."""
+        return tensor
+
+
+class DataParallel(Spread):
+    """The same model on every device, by DistributedDataParallel."""
+
+    def __init__(self, model: nn.Module, place: Place) -> None:
+        ids = None if place.device.type == "cpu" else [place.device]
+        self._ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        super().__init__(self._ddp)
+
+    def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
+        """No exchange before the last part."""
+        if is_last:
+            return nullcontext()
+        return self._ddp.no_sync()

@@ -1,0 +1,75 @@
+"""Load what a run has trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from einlinear.errors import EinlinearError
+from einlinear.models.gpt import GPT
+from einlinear.studies.build import make_model
+from einlinear.studies.checkpoint import load_checkpoint, read_tensors
+from einlinear.studies.config import RunConfig
+from einlinear.studies.directory import RunDirectory
+from einlinear.studies.vocabulary import Vocabulary, open_vocabulary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Writer:
+    """A language model that a run has trained, with its vocabulary; `step` is where it stands."""
+
+    config: RunConfig
+    model: GPT
+    vocabulary: Vocabulary
+    step: int
+
+    def encode(self, prompt: str) -> Tensor:
+        """The tokens of a prompt, (1, length); no prompt is the end of the document before."""
+        tokens = self.vocabulary.encode(prompt.encode(), "fold").tokens
+        held = [] if tokens is None else [int(token) for token in tokens]
+        return torch.tensor([held or [self.vocabulary.end]])
+
+
+def load_writer(path: str | Path) -> Writer:
+    """The language model of a run in a directory: when it has ended, or at its last checkpoint."""
+    directory = RunDirectory(path)
+    config = directory.read_config()
+    if config is None:
+        raise EinlinearError(
+            what=f"{path} holds no run",
+            rule="a run keeps its config in config.json",
+            fix="name the directory that einlinear train was given with --out",
+        )
+    if config.task != "text":
+        raise EinlinearError(
+            what=f"the task of the run in {path} is {config.task}",
+            rule="only a model of text writes text",
+            fix="train one: einlinear train --task text --out DIR",
+        )
+    assert config.vocabulary is not None, "a run on text has a vocabulary"
+    assert config.context is not None, "a run on text has a context"
+    step, weights = _weights(directory, config)
+    vocabulary = open_vocabulary(config.vocabulary)
+    model = make_model(config, (vocabulary.size, config.context))
+    assert isinstance(model, GPT), "text is written by a GPT"
+    model.load_state_dict(weights, strict=False)  # a tied head is kept once
+    return Writer(config, model.eval(), vocabulary, step)
+
+
+def _weights(directory: RunDirectory, config: RunConfig) -> tuple[int, dict[str, Tensor]]:
+    """The step that weights are from, and the weights, averaged if they were."""
+    if directory.read_record() is not None:
+        return config.steps, read_tensors(directory.path / "model.safetensors")
+    checkpoint = load_checkpoint(directory.checkpoints, directory.metrics_size())
+    if checkpoint is None:
+        raise EinlinearError(
+            what=f"the run in {directory.path} has no checkpoint yet",
+            rule="a model is loaded from a run that has ended, or from its last checkpoint",
+            fix="let it train longer",
+        )
+    prefix = "average." if config.ema else "model."
+    tensors = checkpoint.tensors.items()
+    return checkpoint.step, {k.removeprefix(prefix): v for k, v in tensors if k.startswith(prefix)}

@@ -1,0 +1,325 @@
+"""The loop of a run: steps, evaluations, checkpoints, until it has finished or diverged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch
+
+from einlinear.errors import EinlinearError
+from einlinear.layers.measure import peak_memory
+from einlinear.layers.routing import Routed
+from einlinear.machine import machine_facts
+from einlinear.studies.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    read_checkpoint,
+    remove_checkpoints,
+    save_checkpoint,
+    write_tensors,
+)
+from einlinear.studies.config import RunConfig
+from einlinear.studies.directory import RunDirectory
+from einlinear.studies.distributed import Place, from_first, summed
+from einlinear.studies.evaluate import Evaluator
+from einlinear.studies.plan_run import RunPlan
+from einlinear.studies.record import Point, RunRecord, Status
+from einlinear.studies.schedule import eval_steps, log_interval
+from einlinear.studies.state import State
+
+_FAR_ABOVE = 2.0  # times the loss at the start
+_LINES = 10  # of metrics, over which a loss that is so high must last; the first so many may be
+_SECONDS_BETWEEN_REPORTS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class TrainProgress:
+    """How far a run is: steps, the mean loss of the last ones, speed, seconds to go."""
+
+    done: int
+    total: int
+    loss: float
+    unit: str
+    units_per_second: float
+    seconds_left: float
+
+
+OnProgress = Callable[[TrainProgress], None]
+Mirror = Callable[[int, dict[str, float]], None]
+
+
+class Stopwatch:
+    """The time between `go` and `stop`, added up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = 0.0
+        self._device = device
+        self._since: float | None = None
+
+    def go(self) -> None:
+        """Run, if it does not run."""
+        if self._since is None:
+            self._since = perf_counter()
+
+    def stop(self) -> None:
+        """Stand still, once the device has done its work."""
+        if self._since is not None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self.seconds += perf_counter() - self._since
+            self._since = None
+
+    def now(self) -> float:
+        """The time so far, whether it runs or not."""
+        return self.seconds + (0.0 if self._since is None else perf_counter() - self._since)
+
+
+class Run:
+    """A run in the middle of its work; `done` steps are behind it."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        place: Place,
+        plan: RunPlan,
+        directory: RunDirectory | None,
+        mirrors: Sequence[Mirror],
+    ) -> None:
+        self.config, self.place, self.plan, self.directory = config, place, plan, directory
+        self.state = State(config, plan.task, place, plan.model)
+        rows = max(1, config.batch_size // config.accumulation)
+        validation = plan.task.validation(config.eval_size, batch=rows)
+        self.evaluator = Evaluator(self.state, validation)
+        self.watch = Stopwatch(place.device)
+        self.done = 0
+        self.curve: list[Point] = []
+        self.peak_bytes = 0
+        self._window_steps = 0  # steps in state.losses
+        self._mean = 0.0  # loss of the last window
+        self._since_point = (0.0, 0)  # sum of losses, and steps, up to the last line of metrics
+        self._since_check = (0.0, 0)  # the same, since it was last asked whether the loss is high
+        self._mirrors = mirrors if place.is_first else ()
+
+    def restore(self) -> None:
+        """Go on from the last checkpoint, if there is one; else make ready for the first step."""
+        checkpoint = self._last_checkpoint()
+        writes = self.directory is not None and self.place.is_first
+        if checkpoint is None:
+            if writes:
+                self.directory.rewind(0)  # type: ignore[union-attr]
+            self._measure()
+            self._evaluate()
+            return
+        self._check_data(checkpoint)
+        self.state.load_(checkpoint.tensors)
+        self.evaluator.load_(checkpoint.tensors)
+        values = checkpoint.values
+        self.done = checkpoint.step
+        self.curve = [Point.from_dict(point) for point in values["curve"]]
+        self.peak_bytes = values["peak_bytes"]
+        self.watch.seconds = values["seconds"]
+        self.state.data_seconds = values["data_seconds"]
+        self._window_steps, self._mean = values["window_steps"], values["mean"]
+        self._since_point = tuple(values["since_point"])
+        self._since_check = tuple(values["since_check"])
+        if writes:
+            self.directory.rewind(values["metrics_position"])  # type: ignore[union-attr]
+
+    def _check_data(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.values["data"] != self.plan.task.fingerprint:
+            raise EinlinearError(
+                what=f"the data has changed since step {checkpoint.step}: "
+                f"{self.config.data or 'that of the package'}",
+                rule="a run goes on with the data that it began with",
+                fix="restore the data, or train in another directory",
+            )
+
+    def _last_checkpoint(self) -> Checkpoint | None:
+        """The one that the first process finds whole; all read the same."""
+        if self.directory is None:
+            return None
+        folder = self.directory.checkpoints
+        found = None
+        if self.place.is_first:
+            found = load_checkpoint(folder, self.directory.metrics_size())
+        step = from_first(self.place, -1 if found is None else found.step)
+        return found if self.place.is_first or step < 0 else read_checkpoint(folder, step)
+
+    def _measure(self) -> None:
+        """The peak of memory, and with it everything that is only done once: compilation."""
+
+        def passes() -> None:
+            with self.state.spread.exchanging(True):
+                self.state.backward(self.state.batch(0, 0))
+            self.state.optimizer.zero_grad()
+
+        for _ in range(1 if self.place.count == 1 else 2):  # DDP makes its buffers in the second
+            passes()
+        if self.place.device.type == "cpu":
+            # What is let go while memory is measured must not have been there before.
+            held = [m.last_routing for m in self.state.model.modules() if isinstance(m, Routed)]
+            self.peak_bytes = self.state.held_bytes() + peak_memory(passes)
+            del held
+        self.state.data_seconds = 0.0
+
+    def to_the_end(self, progress: OnProgress | None) -> RunRecord:
+        """All steps that are left, and the record."""
+        config = self.config
+        points = set(eval_steps(config.steps, config.eval_points))
+        interval = log_interval(config.steps)
+        report = _Reporter(self, progress if self.place.is_first else None)
+        has_diverged = False
+        while self.done < config.steps and not has_diverged:
+            self.watch.go()
+            self.state.step(self.done)
+            self.done += 1
+            self._window_steps += 1
+            is_point = self.done in points
+            if is_point or self.done % interval == 0:
+                self.watch.stop()
+                has_diverged = self._log()
+            if is_point or has_diverged:
+                self._evaluate()
+            if self._is_saved():
+                self.watch.stop()
+                self._save()
+            report()
+        return self._finish("diverged" if has_diverged else "finished")
+
+    def last_loss(self) -> float:
+        """The mean loss of the steps since the last line of metrics, or of those before it."""
+        return float(self.state.losses) / self._window_steps if self._window_steps else self._mean
+
+    def _is_saved(self) -> bool:
+        every = self.config.checkpoint_every
+        return bool(self.directory and every and self.done % every == 0)
+
+    def _log(self) -> bool:
+        """Write the mean loss since the last line; says whether the run has diverged."""
+        total = summed(self.place, self.state.losses) / self.place.count
+        loss, steps = float(total), self._window_steps
+        self._mean = loss / steps
+        self._since_point = (self._since_point[0] + loss, self._since_point[1] + steps)
+        self._since_check = (self._since_check[0] + loss, self._since_check[1] + steps)
+        self._window_steps = 0
+        self.state.losses.zero_()
+        rate = self.state.rate(self.done - 1)
+        values = {"step": self.done, "train_loss": _finite(self._mean), "rate": rate}
+        self._write({"kind": "train", **values, "seconds": self.watch.seconds})
+        return not isfinite(self._mean) or self._stays_high()
+
+    def _stays_high(self) -> bool:
+        """Whether the loss was far above the start over many lines, and not only the first."""
+        length = _LINES * log_interval(self.config.steps)
+        if self.done % length:
+            return False
+        loss, steps = self._since_check
+        self._since_check = (0.0, 0)
+        start = self.curve[0].loss
+        return self.done > length and (start is None or loss > _FAR_ABOVE * start * steps)
+
+    def _evaluate(self) -> None:
+        """A point of the curve."""
+        loss, routing = self.evaluator()
+        units = self.done * self.plan.units_per_step
+        total, steps = self._since_point
+        mean = total / steps if steps else None
+        point = Point(
+            step=self.done,
+            units=units,
+            macs=units * self.plan.counts.macs,
+            seconds=self.watch.seconds,
+            data_seconds=self.state.data_seconds,
+            loss=_finite(loss),
+            train_loss=_finite(mean),
+            rate=self.state.rate(max(0, self.done - 1)),
+            routing=routing,
+        )
+        self._since_point = (0.0, 0)
+        self.curve.append(point)
+        self._write({"kind": "point", **asdict(point)})
+
+    def _write(self, values: dict[str, Any]) -> None:
+        if self.directory is not None and self.place.is_first:
+            self.directory.append(values)
+        numbers = {k: v for k, v in values.items() if isinstance(v, float)}
+        for mirror in self._mirrors:
+            mirror(self.done, numbers)
+
+    def _save(self) -> None:
+        """A checkpoint; all processes take part, the first writes."""
+        tensors = self.state.tensors() | self.evaluator.tensors()
+        if self.directory is None or not self.place.is_first:
+            return
+        values = {
+            "data": self.plan.task.fingerprint,
+            "metrics_position": self.directory.metrics_position(),
+            "seconds": self.watch.seconds,
+            "data_seconds": self.state.data_seconds,
+            "curve": [asdict(point) for point in self.curve],
+            "peak_bytes": self.peak_bytes,
+            "window_steps": self._window_steps,
+            "mean": self._mean,
+            "since_point": self._since_point,
+            "since_check": self._since_check,
+        }
+        save_checkpoint(self.directory.checkpoints, Checkpoint(self.done, tensors, values))
+
+    def _finish(self, status: Status) -> RunRecord:
+        """The record, and the weights beside it."""
+        if self.place.device.type == "cuda":
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.place.device)
+        task = self.plan.task
+        facts = {"processes": self.place.count, "device": str(self.place.device)}
+        record = RunRecord(
+            config=self.config,
+            status=status,
+            steps_done=self.done,
+            curve=tuple(self.curve),
+            unit=self.plan.unit,
+            counts=self.plan.counts,
+            peak_bytes=self.peak_bytes,
+            environment=machine_facts() | facts | {"data": task.fingerprint},
+        )
+        weights = self.state.weights()
+        if self.directory is not None and self.place.is_first:
+            write_tensors(self.directory.path / "model.safetensors", weights)
+            self.directory.write_record(record)
+            remove_checkpoints(self.directory.checkpoints)
+        return record
+
+
+class _Reporter:
+    """Calls for progress a few times a second, and at the end."""
+
+    def __init__(self, run: Run, progress: OnProgress | None) -> None:
+        self._run, self._progress = run, progress
+        self._start = (run.done, run.watch.seconds)
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        run = self._run
+        is_end = run.done == run.config.steps
+        if self._progress is None or (monotonic() < self._next and not is_end):
+            return
+        self._next = monotonic() + _SECONDS_BETWEEN_REPORTS
+        steps = run.done - self._start[0]
+        seconds = max(1e-9, run.watch.now() - self._start[1]) / steps
+        self._progress(
+            TrainProgress(
+                done=run.done,
+                total=run.config.steps,
+                loss=run.last_loss(),
+                unit=run.plan.unit,
+                units_per_second=run.plan.units_per_step / seconds,
+                seconds_left=(run.config.steps - run.done) * seconds,
+            )
+        )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None

@@ -1,0 +1,64 @@
+"""What a run will be, before its first step: its task, its model, what they cost."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from einlinear.studies.build import make_model, sizes_of
+from einlinear.studies.config import RunConfig
+from einlinear.studies.counting import count, counted_macs
+from einlinear.studies.record import Counts
+from einlinear.studies.tasks.catalogue import open_task
+from einlinear.studies.tasks.task import Task
+
+_SETTINGS = {
+    "text": ("context", "vocabulary", "validation"),
+    "regression": ("teacher_width", "teacher_depth"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunPlan:
+    """Task and model of a run, counts per unit, the units of a step, and what a unit is."""
+
+    task: Task
+    model: nn.Module
+    counts: Counts
+    units_per_step: int
+    unit: str
+
+
+def plan_run(config: RunConfig, *, is_checked: bool = True) -> RunPlan:
+    """What a run will be; nothing is trained or written.
+
+    Everything that is wrong with data or settings is found here.
+
+    Args:
+        config: of the run.
+        is_checked: whether the counts are compared with those of torch, which takes seconds.
+    """
+    task = task_of(config)
+    model = make_model(config, sizes_of(task))
+    row = task.batch(0, config.batch_size, seed=config.seed, share=slice(0, 1))
+    length = row.inputs.shape[1] if row.inputs.dtype == torch.int64 else 1
+    assert length == row.units, "a model makes one output for every unit"
+    counts = count(model, length)
+    if is_checked:
+        counted = counted_macs(model, row.inputs)
+        if counted != counts.product_macs * length:
+            warnings.warn(
+                f"a row has {counts.product_macs * length} multiply-adds by the plans of its "
+                f"layers, and {counted} by the counter of torch",
+                stacklevel=2,
+            )
+    return RunPlan(task, model, counts, length * config.batch_size, task.unit)
+
+
+def task_of(config: RunConfig) -> Task:
+    """The task of a config, with its data."""
+    settings = {name: getattr(config, name) for name in _SETTINGS.get(config.task, ())}
+    return open_task(config.task, config.data, **settings)

@@ -1,0 +1,109 @@
+"""Tiny training runs, and what processes of their own do with them."""
+
+import functools
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+from einlinear.studies import checkpoint, directory, loop
+from einlinear.studies.config import RunConfig
+from einlinear.studies.state import State
+from einlinear.studies.train import train
+
+TINY = {
+    "width": 16,
+    "depth": 1,
+    "head_size": 8,
+    "context": 16,
+    "batch_size": 4,
+    "steps": 24,
+    "warmup": 4,
+    "eval_points": 5,
+    "eval_size": 8,
+    "checkpoint_every": 5,
+    "device": "cpu",
+}
+CLOCK = ("seconds", "data_seconds")
+
+
+def tiny(**changes):
+    """A run on text of a second."""
+    return RunConfig(**TINY | changes)
+
+
+def numbers(path):
+    """The metrics of a run without what depends on the clock."""
+    lines = (Path(path) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in CLOCK} for line in lines]
+
+
+def without_clock(record):
+    """A record without what depends on the clock, as JSON has it."""
+    values = json.loads(json.dumps(record.as_dict()))
+    for key in ("seconds", "units_per_second", "peak_bytes", "environment"):
+        values.pop(key)
+    for point in values["curve"]:
+        for key in CLOCK:
+            point.pop(key)
+    return values
+
+
+def die():
+    """What kill -9 does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_half_way_in(self, values):
+    """Write half of a line of metrics and die."""
+    text = json.dumps(values).encode()
+    self._metrics.write(text[: len(text) // 2])
+    self._metrics.flush()
+    die()
+
+
+def half_of_tensors(path, tensors):
+    """Write a part of a file of tensors and die."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(f"{path.name}.part").write_bytes(b"some of it")
+    die()
+
+
+# Where a process may be killed: what is called then, and what it does instead.
+MOMENTS = {
+    "in a step": (State, "step", lambda *_: die()),
+    "in a line of metrics": (directory.RunDirectory, "append", die_half_way_in),
+    "before a checkpoint": (loop, "save_checkpoint", lambda *_: die()),
+    "in the tensors of a checkpoint": (checkpoint, "write_tensors", half_of_tensors),
+    "between its two files": (checkpoint, "write_whole", lambda *_: die()),
+    "while an old one is removed": (checkpoint, "_remove", lambda path: (path.unlink(), die())),
+    "before the record": (directory.RunDirectory, "write_record", lambda *_: die()),
+    "after the record": (loop, "remove_checkpoints", lambda *_: die()),
+}
+
+
+def train_until(config, out, moment, calls):
+    """Train, and die at a moment, when it comes for the given time."""
+    owner, name, instead = MOMENTS[moment]
+    right = getattr(owner, name)
+    seen = []
+
+    @functools.wraps(right)
+    def counted(*arguments):
+        seen.append(None)
+        return (instead if len(seen) == calls else right)(*arguments)
+
+    setattr(owner, name, counted)
+    train(config, out)
+
+
+def killed(config, out, moment, calls):
+    """Whether a process that trains was killed at the moment; False if it came to its end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["runs", "torch._dynamo"])
+    process = context.Process(target=train_until, args=(config, out, moment, calls))
+    process.start()
+    process.join(120)
+    assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
+    return process.exitcode != 0

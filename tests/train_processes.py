@@ -1,0 +1,75 @@
+"""What each of two processes trains, in a module that a spawned process can import."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.state import State
+from einlinear.studies.train import train
+from runs import numbers, tiny
+
+
+def assert_close(record, wanted, tolerance=1e-4):
+    """The losses are those of one process."""
+    losses = [(p.loss, p.train_loss or 0.0) for p in record.curve]
+    for got, old in zip(losses, wanted, strict=True):
+        for a, b in zip(got, old, strict=True):
+            assert math.isclose(a, b, rel_tol=tolerance), (losses, wanted)
+
+
+class StopHereError(Exception):
+    pass
+
+
+def train_and_stop(config, out, at):
+    """Train up to a step in which every process stops."""
+    right = State.step
+
+    def step(self, number):
+        if number == at:
+            raise StopHereError
+        right(self, number)
+
+    State.step = step
+    try:
+        train(config, out)
+    except StopHereError:
+        return
+    finally:
+        State.step = right
+    raise AssertionError("the run went past the step")
+
+
+def train_in_two(rank, out, settings, wanted):
+    """All ways to spread a run over two processes, with a stop in the middle."""
+    out = Path(out)
+    for shard in ("ddp", "fsdp2"):
+        config = tiny(shard=shard, **settings)
+        record = train(config, out / shard)
+        assert_close(record, wanted)
+        assert record.environment["processes"] == 2
+        train_and_stop(config, out / f"{shard} again", 13)
+        dist.barrier()
+        again = train(config, out / f"{shard} again")
+        assert [p.loss for p in again.curve] == [p.loss for p in record.curve]
+        dist.barrier()
+        assert numbers(out / shard) == numbers(out / f"{shard} again")
+    check_errors(rank, out)
+
+
+def check_errors(rank, out):
+    """What goes wrong in one process is raised by both, with its message."""
+    data = out / f"only {rank}.txt"
+    if rank == 0:
+        data.write_text("a text that is there. " * 50, encoding="utf-8")
+    dist.barrier()
+    for config, words in (
+        (tiny(batch_size=3), "the batch_size is 3, for 2 processes"),
+        (tiny(data=str(data)), "process 1: "),
+    ):
+        with pytest.raises(EinlinearError) as caught:
+            train(config)
+        assert words in caught.value.what
