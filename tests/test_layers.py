@@ -108,6 +108,7 @@ ORDER = [
     "cli_structures",
     "cli_bench",
     "cli_landscape",
+    "cli_train",
     "cli",
     "__main__",
 ]

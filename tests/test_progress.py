@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from einlinear import progress
+from einlinear.studies.loop import TrainProgress
 from einlinear.studies.workers import Progress
 
 
@@ -44,3 +45,28 @@ def test_a_log_of_work_whose_end_is_not_known(capsys):
         show(Progress(9, 9, 1.0))
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == ["0 megabytes", "9 of 9 megabytes"]
+
+
+def at(done, left=0.0):
+    return TrainProgress(done, 100, 2.5, "token", 12_345.6, left)
+
+
+def test_a_bar_of_training():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=120)
+    with progress.training_bar(console) as show:
+        show(at(40, 65.2))
+        show(at(100))
+    assert "step 100 of 100, loss 2.5000, 12,346 tokens/s, 0:00 left" in file.getvalue()
+
+
+def test_lines_of_training(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    with progress.training_bar(Console(file=io.StringIO())) as show:
+        for seconds, done in ((0, 1), (5, 2), (16, 30), (20, 100)):
+            now[0] = 100.0 + seconds
+            show(at(done, 65.2))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"step {n} of 100" for n in (1, 30, 100)]
+    assert lines[0].endswith("1:05 left")

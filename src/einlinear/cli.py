@@ -26,8 +26,18 @@ except ImportError:  # pragma: no cover - checked by hand in an environment with
 from einlinear.cli_bench import bench, doctor
 from einlinear.cli_landscape import landscape
 from einlinear.cli_structures import atlas, describe
+from einlinear.cli_train import prepare, sample, train
 
-COMMANDS: tuple[Callable[..., None], ...] = (describe, atlas, bench, landscape, doctor)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    describe,
+    atlas,
+    bench,
+    landscape,
+    prepare,
+    train,
+    sample,
+    doctor,
+)
 """In the order of the help text. Each lives in a module cli_*.py; what is slow to load is imported
 inside it."""
 

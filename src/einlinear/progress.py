@@ -13,6 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
+    from einlinear.studies.loop import TrainProgress
     from einlinear.studies.workers import Progress
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -38,6 +39,37 @@ def progress_bar(console: Console, noun: str) -> Iterator[Callable[[Progress], N
             yield draw
     else:
         yield _log(noun)
+
+
+@contextmanager
+def training_bar(console: Console) -> Iterator[Callable[[TrainProgress], None]]:
+    """A function that shows how far a run is: its loss, its speed, the time left."""
+    if console.is_terminal:
+        columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Bar(*columns, console=console) as bar:
+            task = bar.add_task("starting", total=1.0)
+
+            def draw(at: TrainProgress) -> None:
+                bar.update(task, completed=at.done / at.total, description=_training_text(at))
+
+            yield draw
+        return
+    shown = [-_SECONDS_BETWEEN_LINES]
+
+    def write(at: TrainProgress) -> None:
+        if at.done == at.total or monotonic() - shown[0] >= _SECONDS_BETWEEN_LINES:
+            shown[0] = monotonic()
+            print(_training_text(at), file=sys.stderr)
+
+    yield write
+
+
+def _training_text(at: TrainProgress) -> str:
+    minutes, seconds = divmod(round(at.seconds_left), 60)
+    return (
+        f"step {at.done} of {at.total}, loss {at.loss:.4f}, {at.units_per_second:,.0f} "
+        f"{at.unit}s/s, {minutes}:{seconds:02d} left"
+    )
 
 
 def _log(noun: str) -> Callable[[Progress], None]:

@@ -1,0 +1,236 @@
+"""The commands on training: prepare, train, sample."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+import tyro
+from docstring_parser import parse
+from rich.table import Table
+
+from einlinear.studies.config import RunConfig, read_config
+from einlinear.terminal import console
+
+if TYPE_CHECKING:
+    from einlinear.studies.plan_run import RunPlan
+    from einlinear.studies.record import RunRecord
+
+    RunFlags = Any
+else:
+
+    def _flags() -> list[tuple[str, object, None]]:
+        """Every field of a RunConfig as a flag; None is one that was not given."""
+        texts = {entry.arg_name: entry.description for entry in parse(RunConfig.__doc__).params}
+        hints = get_type_hints(RunConfig)
+        found = []
+        for field in fields(RunConfig):
+            default = "by task and preset" if field.default is None else field.default
+            words = " ".join(texts[field.name].split())
+            shown = tyro.conf.arg(help=words, help_behavior_hint=f"(default: {default})")
+            found.append((field.name, Annotated[hints[field.name] | None, shown], None))
+        return found
+
+    RunFlags = make_dataclass("RunFlags", _flags(), kw_only=True)
+
+
+def prepare(
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
+    /,
+    *,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    validation: tuple[str, ...] = (),
+    vocabulary: Literal["ascii", "gpt2"] = "ascii",
+    rule: Literal["drop", "fold"] = "drop",
+    validation_share: float | None = None,
+    processes: int | None = None,
+) -> None:
+    """Make tokens of texts once, for training on texts of any size.
+
+    The same command again goes on where it stopped.
+
+    Args:
+        sources: text files (.txt, .jsonl, either with .gz), folders of them, or hub:owner/name.
+        out: folder for the tokens, which einlinear train takes as --data.
+        validation: texts for validation; some of the documents unless given.
+        vocabulary: 96 symbols, or the byte pairs of GPT-2.
+        rule: what happens to a document with a character outside of ascii: it is dropped, or the
+            character is folded to one inside.
+        validation_share: share of the documents for validation.
+        processes: how many at once; one for each core unless given.
+    """
+    from einlinear.progress import progress_bar
+    from einlinear.studies.prepare import prepare as run_prepare
+
+    given: Any = {} if validation_share is None else {"validation_share": validation_share}
+    with progress_bar(console(), "megabytes") as show:
+        info = run_prepare(
+            sources,
+            out,
+            validation=validation or None,
+            vocabulary=vocabulary,
+            rule=rule,
+            processes=processes,
+            on_progress=show,
+            **given,
+        )
+    for name, stream in (("training", info.train), ("validation", info.validation)):
+        print(f"{stream.tokens:,} tokens for {name}")
+    counts = info.counts
+    print(
+        f"{counts.documents:,} documents, {counts.documents_dropped:,} dropped; "
+        f"{counts.characters_dropped:,} characters dropped"
+    )
+    print(f"wrote {out}")
+
+
+def train(
+    flags: Annotated[RunFlags, tyro.conf.arg(name="")],
+    *,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE.toml")] = None,
+    mirror: tuple[Literal["tensorboard", "wandb"], ...] = (),
+) -> None:
+    """Train a model: prints what the run will be, then its curve.
+
+    What is not given follows from task and preset. The same command again goes on where it stopped.
+    On many devices: torchrun --nproc-per-node N -m einlinear train ...
+
+    Args:
+        flags: of the run.
+        out: directory of the run.
+        config: a file of settings, TOML or JSON; flags come before it.
+        mirror: show metrics in TensorBoard or Weights & Biases, too.
+    """
+    from einlinear.progress import training_bar  # torch takes a while to load
+    from einlinear.studies.distributed import SharedError
+    from einlinear.studies.mirrors import open_mirror
+    from einlinear.studies.train import train as run_training
+
+    run = _run_config(flags, config)
+    rank = int(os.environ.get("RANK", "0"))
+    screen = console()
+    with ExitStack() as stack:
+        show = stack.enter_context(training_bar(screen))
+        names = mirror if rank == 0 else ()
+        mirrors = [stack.enter_context(open_mirror(name, run, out)) for name in names]
+
+        def announce(plan: RunPlan, step: int) -> None:
+            screen.print(_plan_table(run, plan, out, step))
+
+        try:
+            record = run_training(run, out, show, mirrors=mirrors, on_start=announce)
+        except SharedError:
+            if rank:  # the first process says it
+                raise SystemExit(0) from None
+            raise
+    if rank == 0:
+        screen.print(_curve_table(record))
+        print(_result(record))
+        print(f"wrote {out / 'record.json'}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # The threads of gloo now and then hang while the interpreter takes them down.
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _run_config(flags: RunFlags, path: Path | None) -> RunConfig:
+    """What a file says, if there is one, changed by the flags that were given."""
+    given = {} if path is None else read_config(path)
+    typed = {field.name: getattr(flags, field.name) for field in fields(RunConfig)}
+    given |= {name: value for name, value in typed.items() if value is not None}
+    return RunConfig.from_dict(given, "the command line" if path is None else str(path))
+
+
+def sample(
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    /,
+    *,
+    prompt: str = "",
+    tokens: int = 400,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> None:
+    """Write text with the model of a run, token by token.
+
+    Args:
+        run: directory of a run on text, finished or not.
+        prompt: how the text begins.
+        tokens: how many are written.
+        temperature: 1 is the model as it is, less is likelier, 0 the likeliest.
+        top_k: only the likeliest so many tokens are drawn.
+        seed: the same seed writes the same text.
+    """
+    import torch  # takes a while to load
+
+    from einlinear.models.generate import stream
+    from einlinear.studies.load import load_writer
+
+    writer = load_writer(run)
+    options: Any = {"temperature": temperature, "top_k": top_k}
+    generator = torch.Generator().manual_seed(seed)
+    start = writer.encode(prompt)
+    sys.stdout.write(prompt)
+    pending: list[int] = []
+    for token in stream(writer.model, start, tokens, generator=generator, **options):
+        pending += token.tolist()
+        text = writer.vocabulary.decode(pending)
+        if not text.endswith("\ufffd") or len(pending) > 3:  # a character may be several tokens
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            pending = []
+    sys.stdout.write(writer.vocabulary.decode(pending) + "\n")
+
+
+def _plan_table(config: RunConfig, plan: RunPlan, out: Path, step: int) -> Table:
+    counts, unit = plan.counts, plan.unit
+    units = config.steps * plan.units_per_step
+    experts = f", {config.num_experts} experts, {config.num_active} active"
+    rows = {
+        "run": config.id,
+        "task": f"{config.task}, {config.data or 'the data of the package'}",
+        "model": f"width {config.width}, depth {config.depth}, {config.structure}"
+        + experts * bool(config.num_experts),
+        "parameters": f"{counts.params:,}",
+        f"multiply-adds per {unit}": f"{counts.macs:,}, in linear layers {counts.linear_macs:,}",
+        "steps": f"{config.steps:,} of {plan.units_per_step:,} {unit}s, {units:,} in all"
+        + f"; going on from step {step:,}" * bool(step),
+        "multiply-adds in all": f"{units * counts.macs:.3g} forward",
+        "writes to": str(out),
+    }
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _curve_table(record: RunRecord) -> Table:
+    table = Table()
+    for name in ("step", f"{record.unit}s", "multiply-adds", "seconds", "loss", "training loss"):
+        table.add_column(name, justify="right")
+    for point in record.curve:
+        table.add_row(
+            f"{point.step:,}",
+            f"{point.units:,}",
+            f"{point.macs:.3g}",
+            f"{point.seconds:.1f}",
+            *("-" if loss is None else f"{loss:.4f}" for loss in (point.loss, point.train_loss)),
+        )
+    return table
+
+
+def _result(record: RunRecord) -> str:
+    loss = record.final_loss
+    ends = "diverged" if loss is None else f"finished with a loss of {loss:.4f}"
+    return (
+        f"{ends} after {record.steps_done:,} steps, {record.seconds:.1f} s, "
+        f"{record.units_per_second:,.0f} {record.unit}s per second, "
+        f"{record.peak_bytes / 1e6:.1f} MB"
+    )

@@ -1,0 +1,161 @@
+"""Runs that are stopped at any moment go on as if they had not been."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from einlinear import EinlinearError
+from einlinear.studies.checkpoint import load_checkpoint
+from einlinear.studies.directory import read_record
+from einlinear.studies.load import load_writer
+from einlinear.studies.schedule import log_interval
+from einlinear.studies.train import train
+from runs import killed, numbers, tiny, without_clock
+from train_processes import train_and_stop
+
+PLAIN = {"structure": "btt"}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """Directory and record of a run that was not stopped."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, train(tiny(**PLAIN), out)
+
+
+def assert_same(out, other):
+    assert numbers(out) == numbers(other)
+    assert without_clock(read_record(out)) == without_clock(read_record(other))
+    names = sorted(path.name for path in out.rglob("*"))
+    assert names == sorted(path.name for path in other.rglob("*"))
+    weights = "model.safetensors"
+    assert (out / weights).read_bytes() == (other / weights).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("moment", "calls"),
+    [
+        ("in a step", 3),
+        ("in a step", 18),
+        ("in a line of metrics", 1),
+        ("in a line of metrics", 20),
+        ("before a checkpoint", 1),
+        ("in the tensors of a checkpoint", 2),
+        ("between its two files", 1),
+        ("between its two files", 3),
+        ("while an old one is removed", 1),
+        ("before the record", 1),
+        ("after the record", 1),
+    ],
+)
+def test_killed_and_started_again(tmp_path, whole_run, moment, calls):
+    config = tiny(**PLAIN)
+    assert killed(config, tmp_path, moment, calls)
+    train(config, tmp_path)
+    assert_same(tmp_path, whole_run[0])
+
+
+def test_killed_again_and_again(tmp_path, whole_run):
+    config = tiny(**PLAIN)
+    deaths = 0
+    while killed(config, tmp_path, "in a step", 8):
+        deaths += 1
+    assert deaths == 4  # in steps 8, 5 + 8, 10 + 8 and 15 + 8; from 20 on there are 4 left
+    assert_same(tmp_path, whole_run[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"structure": "btt", "num_experts": 3, "num_active": 1},
+        {"precision": "bfloat16", "accumulation": 2, "schedule": "wsd", "ema": 0.0},
+        {"task": "regression", "structure": "low_rank", "teacher_width": 8, "batch_size": 64},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("at", [7, 19])
+def test_every_kind_of_run_goes_on(tmp_path, settings, at):
+    if "task" in settings:
+        settings = {"head_size": None, "context": None, **settings}
+    config = tiny(**settings)
+    train(config, tmp_path / "whole")
+    train_and_stop(config, tmp_path / "stopped", at)
+    train(config, tmp_path / "stopped")
+    assert_same(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_checkpoint_between_two_lines_of_metrics(tmp_path):
+    settings = {"task": "regression", "teacher_width": 8, "head_size": None, "context": None}
+    config = tiny(**settings, batch_size=64, steps=300, checkpoint_every=100)
+    assert log_interval(300) == 3
+    train(config, tmp_path / "whole")
+    train_and_stop(config, tmp_path / "stopped", 110)
+    train(config, tmp_path / "stopped")
+    assert_same(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("ending", ["json", "safetensors"])
+def test_a_damaged_checkpoint_is_not_used(tmp_path, whole_run, ending):
+    config = tiny(**PLAIN)
+    train_and_stop(config, tmp_path, 18)
+    last = tmp_path / "checkpoints" / f"step-000000015.{ending}"
+    last.write_bytes(last.read_bytes()[:-9])
+    with pytest.warns(UserWarning, match="step-000000015.json is damaged"):
+        train(config, tmp_path)
+    assert_same(tmp_path, whole_run[0])
+
+
+def test_no_checkpoint_that_can_be_used(tmp_path, whole_run):
+    config = tiny(**PLAIN)
+    train_and_stop(config, tmp_path, 8)
+    (tmp_path / "metrics.jsonl").write_bytes(b"")
+    with pytest.warns(UserWarning, match="the metrics before it are missing"):
+        train(config, tmp_path)
+    assert_same(tmp_path, whole_run[0])
+
+
+def test_data_that_has_changed(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("The first text. " * 400, encoding="utf-8")
+    config = tiny(data=str(text))
+    train_and_stop(config, tmp_path / "out", 8)
+    text.write_text("Another one now. " * 400, encoding="utf-8")
+    with pytest.raises(EinlinearError, match="the data has changed since step 5"):
+        train(config, tmp_path / "out")
+
+
+def test_how_often_is_saved_changes_nothing(tmp_path, whole_run):
+    train(tiny(**PLAIN, checkpoint_every=0), tmp_path)
+    assert numbers(tmp_path) == numbers(whole_run[0])
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_that_was_stopped_can_be_loaded(tmp_path):
+    config = tiny(**PLAIN)
+    train_and_stop(config, tmp_path, 3)
+    with pytest.raises(EinlinearError, match="no checkpoint yet"):
+        load_writer(tmp_path)
+    train_and_stop(config, tmp_path, 13)
+    writer = load_writer(tmp_path)
+    assert writer.step == 10
+    held = load_checkpoint(tmp_path / "checkpoints", 10**9).tensors
+    assert writer.model.head.weight.equal(held["average.head.weight"])
+
+
+def test_the_command_is_killed_from_outside(tmp_path, whole_run):
+    """The same command line again, after kill -9 at a moment that nothing has chosen."""
+    config = tmp_path / "run.toml"
+    config.write_text(tiny(**PLAIN).to_toml(), encoding="utf-8")
+    out = tmp_path / "out"
+    words = ["train", "--config", str(config), "--out", str(out)]
+    command = [sys.executable, "-m", "einlinear", *words]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        while not list(out.glob("checkpoints/*.json")) and process.poll() is None:
+            time.sleep(0.002)
+        process.kill()
+    assert process.returncode != 0
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "going on from step" in again.stdout
+    assert_same(out, whole_run[0])
