@@ -118,7 +118,7 @@ def _gradients(
     order_p, tokens_p, ends_e, experts_tk, weights_tk, w_p, scales_fe = table
     has_gate = wanted[0] or wanted[1]
     g_x: Tensor | None = None
-    others: list[Tensor | None] = [None] * (1 + len(factors))
+    others: Sequence[Tensor | None] = [None] * (1 + len(factors))
     if g_te is not None:
         asked = [wanted[0], has_gate, *wanted[2:]]
         g_x, g_w, *others = direct_gradients(
@@ -152,14 +152,14 @@ def _by_steps(
         # Aliases: where an input was made from another, its gradient must not go that way, too.
         tensors = [None if t is None else t.view_as(t) for t in inputs]
         x_td, gate_ed, bias, *factors = tensors
-        logits_te = linear(x_td, gate_ed)  # type: ignore[arg-type]
+        logits_te = linear(x_td, gate_ed)
         weights_tk = logits_te.gather(-1, experts_tk).softmax(-1)
         y_te = multiply_experts(
             plan,
-            x_td,  # type: ignore[arg-type]
+            x_td,
             weights_tk.flatten().index_select(0, order_p),
             Pairs(order_p, tokens_p, ends_e),
-            factors,  # type: ignore[arg-type]
+            factors,
             bias=bias,
             stds=stds,
             adds=experts_tk.shape[0],
