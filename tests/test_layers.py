@@ -84,6 +84,7 @@ ORDER = [
     "studies.config",
     "studies.schedule",
     "studies.record",
+    "studies.routing_plot",
     "studies.directory",
     "studies.checkpoint",
     "studies.distributed",
@@ -118,7 +119,6 @@ WITHOUT_TORCH = [
     if name == "errors" or name.startswith("structures.") or name in ORDER[12:17]
 ] + [
     "studies.workers",
-    "studies.cifar_batches",
     "studies.cifar_batches",
     "studies.images",
     "studies.landscape_runs",

@@ -13,6 +13,7 @@ import tyro
 from docstring_parser import parse
 from rich.table import Table
 
+from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig, read_config
 from einlinear.terminal import console
 
@@ -132,10 +133,22 @@ def train(
         screen.print(_curve_table(record))
         print(_result(record))
         print(f"wrote {out / 'record.json'}")
+        if record.curve[-1].routing:
+            _draw_routing(record, out / "routing.svg")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # The threads of gloo now and then hang while the interpreter takes them down.
         sys.stdout.flush()
         os._exit(0)
+
+
+def _draw_routing(record: RunRecord, path: Path) -> None:
+    """The load of the experts over training, where pictures can be drawn."""
+    from einlinear.studies.routing_plot import draw_routing
+
+    try:
+        print(f"wrote {draw_routing(record, path)}")
+    except EinlinearError as error:  # pictures are an extra
+        print(f"no picture of the routing: {error.what}")
 
 
 def _run_config(flags: RunFlags, path: Path | None) -> RunConfig:

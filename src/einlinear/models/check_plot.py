@@ -9,7 +9,7 @@ from typing import Any
 
 from einlinear.errors import EinlinearError
 
-_INK, _FAINT, _BAD = "#222222", "#dddddd", "#b3261e"
+INK, FAINT, _BAD = "#222222", "#dddddd", "#b3261e"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,6 @@ def check_matplotlib() -> None:
 def draw_panels(panels: list[Panel], widths: tuple[int, ...], title: str, path: Path) -> Path:
     """Write the panels to a file; its ending says the format."""
     check_matplotlib()
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     columns = min(4, len(panels))
@@ -54,16 +53,23 @@ def draw_panels(panels: list[Panel], widths: tuple[int, ...], title: str, path: 
         axes.tick_params(labelbottom=i + columns >= len(panels))
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    figure.suptitle(title, fontsize=10, color=_INK, x=0.02, ha="left")
-    figure.supxlabel("width", fontsize=9, color=_INK)
-    figure.supylabel("change of the output (rms)", fontsize=9, color=_INK)
+    figure.suptitle(title, fontsize=10, color=INK, x=0.02, ha="left")
+    figure.supxlabel("width", fontsize=9, color=INK)
+    figure.supylabel("change of the output (rms)", fontsize=9, color=INK)
+    return save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a picture; the same one gives the same file."""
+    from matplotlib import rc_context
+
     if path.suffix.lstrip(".") not in figure.canvas.get_supported_filetypes():
         raise EinlinearError(
             what=f"the plot is to be written to {path}",
             rule="the ending of the file says its format",
             fix=f"call it {path.with_suffix('.svg')} or {path.with_suffix('.png')}",
         )
-    # The same check gives the same file.
+    path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": "einlinear", "svg.fonttype": "none"}):
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
@@ -89,11 +95,11 @@ def _draw(axes: Any, panel: Panel, widths: tuple[int, ...]) -> None:
         values = [value if _drawn(value) else None for value in line]
         color = _BAD if not panel.is_fine else "#1f5fa8"
         axes.plot(widths, values, color=color, alpha=0.2 + 0.8 * shade, linewidth=1.4, marker=".")
-    color = _INK if panel.is_fine else _BAD
+    color = INK if panel.is_fine else _BAD
     axes.set_title(f"{panel.title}  {panel.slope:+.2f}", fontsize=8, color=color, loc="left")
-    axes.tick_params(labelsize=7, colors=_INK, length=2)
-    axes.grid(color=_FAINT, linewidth=0.5)
+    axes.tick_params(labelsize=7, colors=INK, length=2)
+    axes.grid(color=FAINT, linewidth=0.5)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
-        axes.spines[side].set_color(_FAINT)
+        axes.spines[side].set_color(FAINT)

@@ -10,8 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from einlinear.errors import EinlinearError
-from einlinear.models.check_plot import check_matplotlib
+from einlinear.models.check_plot import check_matplotlib, save_figure
 
 _INK, _GRAY, _FAINT = "#1c2430", "#6b7280", "#e7e9ee"
 _DRIFT = "#f3c98b"
@@ -47,7 +46,6 @@ def draw_landscape(
     titles are the headline and a line of smaller print below it.
     """
     check_matplotlib()
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     rows, columns = (list(dict.fromkeys(names)) for names in _names(panels))
@@ -68,7 +66,7 @@ def draw_landscape(
             _name_row(axes, panel.row)
     _write_titles(figure, titles, left)
     _legend(figure, panels, (left + right) / 2)
-    _save(figure, path, rc_context)
+    save_figure(figure, path)
     return path
 
 
@@ -185,16 +183,3 @@ def _wrapped(text: str) -> str:
             lines.append("")
         lines[-1] += word
     return "\n".join(line.strip() for line in lines)
-
-
-def _save(figure: Any, path: Path, rc_context: Any) -> None:
-    if path.suffix.lstrip(".") not in figure.canvas.get_supported_filetypes():
-        raise EinlinearError(
-            what=f"the plot is to be written to {path}",
-            rule="the ending of the file says its format",
-            fix=f"call it {path.with_suffix('.svg')} or {path.with_suffix('.png')}",
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The same landscape gives the same file.
-    with rc_context({"svg.hashsalt": "einlinear", "svg.fonttype": "none"}):
-        figure.savefig(path, dpi=180, metadata={"Date": None} if path.suffix == ".svg" else None)
