@@ -64,6 +64,34 @@ def test_the_largest_logits_win(seed, num_active, dtype):
         assert sorted((row[e] for e in chosen), reverse=True) == pytest.approx(best)
 
 
+@pytest.mark.parametrize("num_active", [1, 2, 3])
+def test_experts_that_are_shut_out_are_not_chosen(num_active):
+    """A logit of -inf is below all others, also where ties among the others must be broken."""
+    logits = torch.randn(64, 6)
+    logits[:, [0, 4]] = -torch.inf
+    logits[5:9, [1, 2, 3, 5]] = 0.5
+    logits[7, 3] = torch.inf
+    experts = choose_experts(logits, torch.randn(64, 8), num_active)
+    assert not {0, 4} & set(experts.flatten().tolist())
+    assert 3 in experts[7]
+
+
+def test_what_is_not_a_number_still_goes_somewhere():
+    logits = torch.randn(8, 5)
+    logits[3], logits[4, 2] = torch.nan, torch.nan
+    experts = choose_experts(logits, torch.randn(8, 4), 2)
+    assert all(len({*row} & {*range(5)}) == 2 for row in experts.tolist())
+    assert torch.equal(experts[[0, 1, 2]], choose_experts(logits[:3], torch.randn(3, 4), 2))
+
+
+def test_nearly_equal_logits_do_not_look_at_other_tokens():
+    logits = torch.ones(400, 4, dtype=torch.float64)
+    logits[:, 1] += 1e-13
+    x = torch.randn(400, 3, dtype=torch.float64)
+    both = choose_experts(torch.cat([logits, torch.zeros(1, 4)]), torch.cat([x, x[:1]]), 1)
+    assert torch.equal(choose_experts(logits, x, 1), both[:400])
+
+
 def test_where_a_token_goes_depends_on_nothing_else():
     layer, x = fresh(), torch.randn(64, 32)
     layer(x)

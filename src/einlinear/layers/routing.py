@@ -215,12 +215,23 @@ def choose_experts(logits_te: Tensor, x_td: Tensor, num_active: int) -> Tensor:
     if 0 < num_active < num_experts and compiled.is_direct(x_td, ()):
         # Most often there are no ties; to look costs less than to prefer.
         top = logits_te.topk(num_active + 1, -1)
-        if bool((top.values[:, num_active - 1] > top.values[:, num_active]).all()):
+        last = top.values[:, num_active - 1 :]
+        if last.dtype == torch.float64:  # what is a tie must not depend on other tokens
+            last = _coarse_bits(last).view(torch.float64)
+        if bool((last[:, 0] > last[:, 1]).all()):
             return top.indices[:, :num_active].contiguous()
-    # The preference takes the place of the last bits, which float32 does not use.
-    bits_te = (logits_te + 0.0).double().view(torch.int64)
-    keys_te = (bits_te >> _LOW_BITS << _LOW_BITS) | _preferences(x_td.detach(), num_experts)
+    keys_te = _coarse_bits(logits_te) | _preferences(x_td.detach(), num_experts)
     return keys_te.view(torch.float64).topk(num_active, -1).indices
+
+
+def _coarse_bits(logits: Tensor) -> Tensor:
+    """The bits of the logits in float64; the last, which float32 does not use, are 0.
+
+    Infinities become the largest numbers: with other last bits they would be NaN, above all others.
+    """
+    most = torch.finfo(torch.float64).max
+    bits = (logits.double() + 0.0).clamp(-most, most).view(torch.int64)
+    return bits >> _LOW_BITS << _LOW_BITS
 
 
 def _preferences(x_td: Tensor, num_experts: int) -> Tensor:
