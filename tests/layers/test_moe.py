@@ -377,6 +377,13 @@ def test_bad_inputs_and_activations():
         make()(torch.randn(3, 7, dtype=torch.float64))
     with pytest.raises(el.EinlinearError, match=r"takes torch\.float64"):
         make()(torch.randn(3, 24))
+    layer = make(dtype=torch.float32)
+    for x in (torch.ones(3, 24, dtype=torch.int64), torch.randn(3, 24, dtype=torch.float64)):
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            pytest.raises(el.EinlinearError, match=r"takes torch\.float32"),
+        ):
+            layer(x)
     with pytest.raises(el.EinlinearError, match="the activation is 'tanh'"):
         el.MoEFeedForward(8, 8, num_experts=2, activation="tanh")
 

@@ -194,3 +194,39 @@ def test_two_processes_give_the_gradients_of_one(kind):
     model, x = moe_and_input()
     moe_loss(model, x).backward()
     run_two(compare_moe_gradients, kind, [parameter.grad for parameter in model.parameters()])
+
+
+def test_whoever_watches_or_changes_the_gate_is_heard():
+    """Gate and experts can be one step of autograd, which must not go past anybody."""
+    x, calls = torch.randn(6, 32), []
+
+    def listen(module, *_):
+        calls.append(type(module).__name__)
+
+    layer = fresh()
+    handle = nn.modules.module.register_module_forward_hook(listen)
+    layer(x)
+    handle.remove()
+    assert calls == ["Gate", "MoELinear"]
+    layer.gate.forward = lambda x: x[:, :16] * 0 + torch.arange(16.0)
+    layer(x)
+    assert set(layer.last_routing.experts.flatten().tolist()) == {14, 15}
+
+
+def test_a_route_of_ones_own():
+    class OnTheFirst(el.MoELinear):
+        def route(self, x_td):
+            super().route(x_td)
+            experts = torch.arange(self.num_active).expand(len(x_td), -1)
+            return experts, torch.full(experts.shape, 1 / self.num_active)
+
+    layer, x = OnTheFirst(32, 32, structure="btt", num_experts=4), torch.randn(6, 32)
+    wanted = layer.to_dense()[:2].mean(0)
+    torch.testing.assert_close(layer(x), x @ wanted.t())
+
+
+@pytest.mark.parametrize("kind", [el.MoELinear, el.MoEFeedForward])
+def test_shapes_alone(kind):
+    options = {"structure": "btt"} if kind is el.MoELinear else {}
+    layer = kind(32, 32, num_experts=4, device="meta", **options)
+    assert layer(torch.empty(2, 3, 32, device="meta")).shape == (2, 3, 32)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.nn.modules.module import _has_any_global_hook
 
 from einlinear.layers import compiled
 from einlinear.layers.expert_operators import (
@@ -32,12 +33,14 @@ def is_mixable(gate: Gate, x_td: Tensor, tensors: Sequence[Tensor]) -> bool:
     """Whether `mix` can do the work: plain tensors of one dtype, and nobody listens at the gate."""
     if torch.compiler.is_compiling() or x_td.dtype not in (torch.float32, torch.float64):
         return False
-    is_plain = type(gate) is Gate and not (gate._forward_hooks or gate._forward_pre_hooks)
+    is_plain = type(gate) is Gate and "forward" not in gate.__dict__
+    is_plain = is_plain and not _has_any_global_hook()  # type: ignore[no-untyped-call]
+    is_plain = is_plain and not (gate._forward_hooks or gate._forward_pre_hooks)
     is_plain = is_plain and not (gate._backward_hooks or gate._backward_pre_hooks)
     return (
         is_plain
-        and not torch.is_autocast_enabled(x_td.device.type)
         and compiled.is_direct(x_td, [gate.weight, *tensors])
+        and not torch.is_autocast_enabled(x_td.device.type)
     )
 
 

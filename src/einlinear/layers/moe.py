@@ -116,7 +116,8 @@ class MoELinear(Routed):
         x_td = x.reshape(-1, self.in_features)
         own = [getattr(self, name) for name in self._names]
         known = own if self.bias is None else [*own, self.bias]
-        if self.shard is None and is_mixable(self.gate, x_td, known):
+        is_own = self.shard is None and not self.has_other_route
+        if is_own and is_mixable(self.gate, x_td, known):
             stds = self._stds if self.weight_norm else ()
             y_te, logits_te, experts_tk = mix(
                 self.plan, x_td, self.gate.weight, self.bias, own,
@@ -283,6 +284,7 @@ class MoEFeedForward(Routed):
 def _check(x: Tensor, weight: Tensor, width: int) -> None:
     is_cast = torch.amp.is_autocast_available(x.device.type)
     is_cast = is_cast and torch.is_autocast_enabled(x.device.type)
+    is_cast = is_cast and _is_castable(x) and _is_castable(weight)
     fits = (x.dtype == weight.dtype or is_cast) and x.device == weight.device
     if not fits or x.shape[-1:] != (width,):
         raise EinlinearError(
@@ -298,5 +300,8 @@ def _cast(tensor: Tensor) -> Tensor:
     device = tensor.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return tensor
-    is_cast = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(torch.get_autocast_dtype(device)) if is_cast else tensor
+    return tensor.to(torch.get_autocast_dtype(device)) if _is_castable(tensor) else tensor
+
+
+def _is_castable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64

@@ -144,6 +144,11 @@ class Routed(nn.Module):
         """Where the tokens of the last forward pass went; None before the first."""
         return None if self._routed is None else Routing(*self._routed)
 
+    @property
+    def has_other_route(self) -> bool:
+        """Whether `route` is not the one below: a subclass or a caller has put another there."""
+        return getattr(self.route, "__func__", None) is not Routed.route
+
     def route(self, x_td: Tensor) -> tuple[Tensor, Tensor]:
         """The active experts of each token, and their weights, which add up to 1."""
         logits_te = self.gate(x_td)
