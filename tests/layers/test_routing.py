@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import einlinear as el
+from einlinear.layers.measure import peak_memory
 from einlinear.layers.routing import Routing, choose_experts
 from two_processes import compare_moe_gradients, moe_and_input, moe_loss, run_two
 
@@ -230,3 +231,38 @@ def test_shapes_alone(kind):
     options = {"structure": "btt"} if kind is el.MoELinear else {}
     layer = kind(32, 32, num_experts=4, device="meta", **options)
     assert layer(torch.empty(2, 3, 32, device="meta")).shape == (2, 3, 32)
+
+
+@pytest.mark.parametrize("kind", ["linear", "feed forward"])
+def test_checkpointing_keeps_its_memory_low(kind):
+    """Blocks made again during backward are let go: a block costs its input and little more."""
+
+    def block():
+        layers = [fresh(64, 4) for _ in range(2)]
+        if kind == "feed forward":
+            layers = [el.MoEFeedForward(64, 128, num_experts=4) for _ in range(2)]
+        return nn.Sequential(nn.LayerNorm(64), layers[0], nn.GELU(), layers[1], nn.GELU())
+
+    def peak(num_blocks):
+        blocks, x = nn.ModuleList(block() for _ in range(num_blocks)), torch.randn(1024, 64)
+
+        def step():
+            y = x
+            for each in blocks:
+                y = checkpoint(each, y, use_reentrant=False)
+            (y.square().mean() + el.balance_loss(blocks)).backward()
+
+        step()  # gradients of parameters stay
+        return peak_memory(step)
+
+    rows = 1024 * 64 * 4
+    assert peak(10) - peak(4) < 6 * 2 * rows
+
+
+def test_a_pass_made_again_is_the_same_pass():
+    layer, x = fresh(), torch.randn(4, 32, requires_grad=True)
+    block = nn.Sequential(layer, nn.GELU(), nn.Linear(32, 32))  # it is made again up to the last
+    y = checkpoint(block, x, use_reentrant=False)
+    logits = layer.last_routing.logits
+    y.sum().backward()
+    assert layer.last_routing.logits is logits

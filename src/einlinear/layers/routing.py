@@ -28,6 +28,12 @@ _LOW_BITS = 16
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
+def _is_within_backward() -> bool:
+    """Whether autograd is at work in this thread; False if torch does not tell."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
 class Gate(nn.Linear):
     """The linear layer of a router: no bias, starts at zero, computes in float32 or better."""
 
@@ -158,8 +164,13 @@ class Routed(nn.Module):
             return experts_tk, logits_te.gather(-1, experts_tk).softmax(-1)
 
     def remember(self, logits_te: Tensor, experts_tk: Tensor) -> None:
-        """What `last_routing` tells."""
-        if not (torch.compiler.is_compiling() and _is_exporting()):
+        """What `last_routing` tells.
+
+        A pass that checkpointing makes again, during backward, is the same pass: what it made would
+        be held until the next, with its whole graph, for all layers at once.
+        """
+        is_compiling = torch.compiler.is_compiling()
+        if not (_is_exporting() if is_compiling else _is_within_backward()):
             self._routed = (logits_te, experts_tk)
 
     def draw_(self, scalings: dict[str, Scaling]) -> None:
