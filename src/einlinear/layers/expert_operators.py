@@ -80,10 +80,12 @@ def where_of(
 
 
 def _how(plan: Plan, x_rd: Tensor, pairs: Pairs) -> str:
-    """How each expert multiplies: as a matrix, or by the variant that should be fastest."""
+    """How experts multiply: all in one call of the engine, or each by what should be fastest."""
     if is_matrix(plan):
         return "matrix"
     fitting = fitting_variants(x_rd.device.type, x_rd.dtype)
+    if "engine" in fitting:
+        return "engine"
     variants = tuple([variant for variant in fitting if variant != "dense"])
     if torch.compiler.is_compiling():  # nothing may depend on the number of tokens
         return cheapest(plan, 256, variants, True)
