@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from einlinear.errors import EinlinearError
+from einlinear.studies import loop
 from einlinear.studies.state import State
 from einlinear.studies.train import train
 from runs import numbers, tiny
@@ -58,6 +59,21 @@ def train_in_two(rank, out, settings, wanted):
         dist.barrier()
         assert numbers(out / shard) == numbers(out / f"{shard} again")
     check_errors(rank, out)
+
+
+def go_on_in_two(rank, out):
+    """A checkpoint between two lines of metrics; the first batches of validation differ in size."""
+    out = Path(out)
+    loop.log_interval = lambda steps: 4
+    config = tiny(structure="btt", num_experts=3, eval_size=6)
+    whole = train(config, out / "whole")
+    train_and_stop(config, out / "again", 13)
+    dist.barrier()
+    again = train(config, out / "again")
+    assert [p.loss for p in again.curve] == [p.loss for p in whole.curve]
+    if rank == 0:
+        assert [p.routing for p in again.curve] == [p.routing for p in whole.curve]
+    assert_close(again, [(p.loss, p.train_loss or 0.0) for p in whole.curve], 1e-9)
 
 
 def check_errors(rank, out):

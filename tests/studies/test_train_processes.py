@@ -2,7 +2,7 @@
 
 from einlinear.studies.train import train
 from runs import tiny
-from train_processes import train_in_two
+from train_processes import go_on_in_two, train_in_two
 from two_processes import run_two
 
 SETTINGS = {"structure": "btt", "accumulation": 2, "lr": 3e-3}
@@ -12,3 +12,7 @@ def test_two_processes_train_as_one(tmp_path):
     one = train(tiny(**SETTINGS))
     wanted = [(p.loss, p.train_loss or 0.0) for p in one.curve]
     run_two(train_in_two, str(tmp_path), SETTINGS, wanted)
+
+
+def test_two_processes_go_on_with_experts(tmp_path):
+    run_two(go_on_in_two, str(tmp_path))

@@ -104,6 +104,11 @@ def summed(place: Place, numbers: Tensor) -> Tensor:
     return numbers
 
 
+def mean(place: Place, numbers: Tensor) -> Tensor:
+    """The numbers, averaged over all processes."""
+    return summed(place, numbers) / place.count
+
+
 def share(config: RunConfig, place: Place, part: int) -> slice:
     """The rows of the global batch that a process computes in one of its parts."""
     size = config.batch_size // (place.count * config.accumulation)

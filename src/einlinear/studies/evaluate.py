@@ -66,7 +66,9 @@ class Evaluator:
         return {f"routing.{name}": experts.cpu() for name, experts in self._routed.items()}
 
     def load_(self, tensors: dict[str, Tensor]) -> None:
-        """Go back to a checkpoint."""
+        """Go back to a checkpoint, which holds the routing of the first process."""
+        if not self._state.place.is_first:
+            return  # the first batch of this process is another, and its routing is not written
         prefix = "routing."
         self._routed = {
             k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)

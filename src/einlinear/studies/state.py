@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from einlinear.layers.routing import Routed, balance_loss
 from einlinear.models.groups import param_groups
 from einlinear.studies.config import RunConfig
-from einlinear.studies.distributed import DataParallel, Place, Spread, share
+from einlinear.studies.distributed import DataParallel, Place, Spread, mean, share
 from einlinear.studies.schedule import average_weight, rate_multiplier
 from einlinear.studies.tasks.task import Batch, Task
 
@@ -129,7 +129,7 @@ class State:
                 held[f"optimizer.{key}.{name}"] = whole(value)
         for name, average in zip(self.names, self.average, strict=False):
             held[f"average.{name}"] = whole(average)
-        held["losses"] = whole(self.losses)
+        held["losses"] = whole(mean(self.place, self.losses))
         held["random.cpu"] = torch.get_rng_state()
         if self.place.device.type == "cuda":
             held["random.cuda"] = torch.cuda.get_rng_state(self.place.device)
