@@ -8,7 +8,7 @@ import pytest
 
 from einlinear import EinlinearError
 from einlinear.studies.checkpoint import load_checkpoint
-from einlinear.studies.directory import read_record
+from einlinear.studies.directory import RunDirectory, read_record
 from einlinear.studies.load import load_writer
 from einlinear.studies.schedule import log_interval
 from einlinear.studies.train import train
@@ -124,6 +124,14 @@ def test_data_that_has_changed(tmp_path):
     text.write_text("Another one now. " * 400, encoding="utf-8")
     with pytest.raises(EinlinearError, match="the data has changed since step 5"):
         train(config, tmp_path / "out")
+
+
+def test_a_run_that_another_process_has_just_finished(tmp_path, whole_run):
+    out, record = whole_run
+    directory = RunDirectory(out)
+    with pytest.raises(EinlinearError, match="has just finished"):
+        directory.open(record.config)
+    directory.close()
 
 
 def test_how_often_is_saved_changes_nothing(tmp_path, whole_run):

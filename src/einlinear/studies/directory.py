@@ -80,8 +80,19 @@ class RunDirectory:
         except OSError as error:
             raise cannot_write(self.path / "metrics.jsonl", error) from error
         self._lock()
+        self._check_alone(config)
         if not (self.path / "config.json").exists():
             write_whole(self.path / "config.json", config.to_json().encode())
+
+    def _check_alone(self, config: RunConfig) -> None:
+        """Look again, now that no other process writes: one may have come and gone."""
+        self.check(config)
+        if (self.path / "record.json").exists():
+            raise EinlinearError(
+                what=f"another process has just finished the run in {self.path}",
+                rule="a run that has finished is not trained again",
+                fix="give the same command again: it shows the record",
+            )
 
     def _lock(self) -> None:
         if fcntl is None:  # pragma: no cover
