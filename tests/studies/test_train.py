@@ -168,6 +168,7 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
     assert record.final_loss is None
     assert el.read_record(tmp_path) == record
     assert train(record.config, tmp_path) == record
+    assert load_writer(tmp_path).step == 20
 
 
 def test_a_high_loss_for_a_while_is_none():
@@ -183,6 +184,23 @@ def test_a_loss_that_is_not_finite(monkeypatch):
     assert record.status == "diverged"
     assert record.steps_done == 1
     assert record.curve[-1].train_loss is None
+
+
+def test_weights_that_the_last_step_has_lost(tmp_path, monkeypatch):
+    config = tiny(ema=0)
+    right = State.step
+
+    def step(self, number):
+        right(self, number)
+        if number == config.steps - 1:
+            with torch.no_grad():
+                self.parameters[0].fill_(math.nan)
+
+    monkeypatch.setattr(State, "step", step)
+    record = train(config)
+    assert record.status == "diverged"
+    assert record.steps_done == config.steps
+    assert record.curve[-1].loss is None
 
 
 def test_a_run_that_has_finished_is_not_repeated(tmp_path, monkeypatch):

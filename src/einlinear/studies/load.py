@@ -61,8 +61,9 @@ def load_writer(path: str | Path) -> Writer:
 
 def _weights(directory: RunDirectory, config: RunConfig) -> tuple[int, dict[str, Tensor]]:
     """The step that weights are from, and the weights, averaged if they were."""
-    if directory.read_record() is not None:
-        return config.steps, read_tensors(directory.path / "model.safetensors")
+    record = directory.read_record()
+    if record is not None:
+        return record.steps_done, read_tensors(directory.path / "model.safetensors")
     checkpoint = load_checkpoint(directory.checkpoints, directory.metrics_size())
     if checkpoint is None:
         raise EinlinearError(

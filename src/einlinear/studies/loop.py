@@ -24,7 +24,7 @@ from einlinear.studies.checkpoint import (
 )
 from einlinear.studies.config import RunConfig
 from einlinear.studies.directory import RunDirectory
-from einlinear.studies.distributed import Place, from_first, summed
+from einlinear.studies.distributed import Place, from_first, mean
 from einlinear.studies.evaluate import Evaluator
 from einlinear.studies.plan_run import RunPlan
 from einlinear.studies.record import Point, RunRecord, Status
@@ -34,6 +34,8 @@ from einlinear.studies.state import State
 _FAR_ABOVE = 2.0  # times the loss at the start
 _LINES = 10  # of metrics, over which a loss that is so high must last; the first so many may be
 _SECONDS_BETWEEN_REPORTS = 0.2
+# What mirrors are shown of a line: a name has one meaning there, and one value at each step.
+_SHOWN = {"train": ("train_loss", "rate", "seconds"), "point": ("loss", "data_seconds")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +107,13 @@ class Run:
         self._mirrors = mirrors if place.is_first else ()
 
     def restore(self) -> None:
-        """Go on from the last checkpoint, if there is one; else make ready for the first step."""
+        """Make ready for the next step: the first, or the one after the last checkpoint."""
+        self._measure()
         checkpoint = self._last_checkpoint()
         writes = self.directory is not None and self.place.is_first
         if checkpoint is None:
             if writes:
                 self.directory.rewind(0)  # type: ignore[union-attr]
-            self._measure()
             self._evaluate()
             return
         self._check_data(checkpoint)
@@ -188,7 +190,8 @@ class Run:
                 self.watch.stop()
                 self._save()
             report()
-        return self._finish("diverged" if has_diverged else "finished")
+        is_result = not has_diverged and self.curve[-1].loss is not None
+        return self._finish("finished" if is_result else "diverged")
 
     def last_loss(self) -> float:
         """The mean loss of the steps since the last line of metrics, or of those before it."""
@@ -200,8 +203,7 @@ class Run:
 
     def _log(self) -> bool:
         """Write the mean loss since the last line; says whether the run has diverged."""
-        total = summed(self.place, self.state.losses) / self.place.count
-        loss, steps = float(total), self._window_steps
+        loss, steps = float(mean(self.place, self.state.losses)), self._window_steps
         self._mean = loss / steps
         self._since_point = (self._since_point[0] + loss, self._since_point[1] + steps)
         self._since_check = (self._since_check[0] + loss, self._since_check[1] + steps)
@@ -246,7 +248,8 @@ class Run:
     def _write(self, values: dict[str, Any]) -> None:
         if self.directory is not None and self.place.is_first:
             self.directory.append(values)
-        numbers = {k: v for k, v in values.items() if isinstance(v, float)}
+        names = _SHOWN[values["kind"]]
+        numbers = {name: values[name] for name in names if values[name] is not None}
         for mirror in self._mirrors:
             mirror(self.done, numbers)
 

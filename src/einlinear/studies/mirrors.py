@@ -20,36 +20,45 @@ MirrorName = Literal["tensorboard", "wandb"]
 def open_mirror(name: MirrorName, config: RunConfig, out: Path) -> Iterator[Mirror]:
     """A function to give to `train`, which shows metrics elsewhere, too.
 
+    Nothing is written before the first line of metrics. Of a run that goes on, lines that were
+    shown before it was stopped are replaced.
+
     Args:
         name: "tensorboard" writes event files to out/tensorboard; "wandb" writes to out/wandb,
             offline unless WANDB_MODE says otherwise.
         config: of the run.
         out: directory of the run.
     """
-    if name == "tensorboard":
-        writer = _module("torch.utils.tensorboard", name).SummaryWriter(str(out / name))
+    module = _module("torch.utils.tensorboard" if name == "tensorboard" else name, name)
+    opened: list[Any] = []
 
-        def show(step: int, numbers: dict[str, float]) -> None:
-            for key, number in numbers.items():
-                writer.add_scalar(key, number, step)
+    def show_board(step: int, numbers: dict[str, float]) -> None:
+        if not opened:
+            opened.append(module.SummaryWriter(str(out / name), purge_step=step))
+        for key, number in numbers.items():
+            opened[0].add_scalar(key, number, step)
 
-        try:
-            yield show
-        finally:
-            writer.close()
-    else:
-        run = _module(name, name).init(
-            project="einlinear",
-            id=config.id,
-            config=config.as_dict(),
-            dir=str(out),
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            resume="allow",
-        )
-        try:
-            yield lambda step, numbers: run.log(numbers, step=step)
-        finally:
-            run.finish()
+    def show_account(step: int, numbers: dict[str, float]) -> None:
+        if not opened:
+            opened.append(_account(module, config, out))
+        opened[0].log(numbers, step=step)
+
+    try:
+        yield show_board if name == "tensorboard" else show_account
+    finally:
+        for target in opened:
+            (target.close if name == "tensorboard" else target.finish)()
+
+
+def _account(wandb: Any, config: RunConfig, out: Path) -> Any:
+    return wandb.init(
+        project="einlinear",
+        id=config.id,
+        config=config.as_dict(),
+        dir=str(out),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        resume="allow",
+    )
 
 
 def _module(path: str, package: str) -> Any:
