@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from einlinear.structures.taxonomy import taxonomy as taxonomy
     from einlinear.structures.text import parse as parse
     from einlinear.studies.config import RunConfig as RunConfig
-    from einlinear.studies.config import load_config as load_config
+    from einlinear.studies.config_file import load_config as load_config
     from einlinear.studies.directory import read_record as read_record
     from einlinear.studies.landscape import Landscape as Landscape
     from einlinear.studies.landscape_runs import LandscapeConfig as LandscapeConfig
@@ -122,7 +122,7 @@ _HOMES = {
     "Landscape": "studies.landscape",
     "landscape": "studies.landscape_sweep",
     "RunConfig": "studies.config",
-    "load_config": "studies.config",
+    "load_config": "studies.config_file",
     "RunRecord": "studies.record",
     "read_record": "studies.directory",
     "train": "studies.train",

@@ -7,19 +7,21 @@ import sys
 from contextlib import ExitStack
 from dataclasses import fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 from docstring_parser import parse
 from rich.table import Table
 
 from einlinear.errors import EinlinearError
-from einlinear.studies.config import RunConfig, read_config
+from einlinear.studies.config import RunConfig
+from einlinear.studies.config_file import read_config
 from einlinear.terminal import console
 
 if TYPE_CHECKING:
     from einlinear.studies.plan_run import RunPlan
     from einlinear.studies.record import RunRecord
+    from einlinear.studies.tokens import Counts
 
     RunFlags = Any
 else:
@@ -31,10 +33,25 @@ else:
         found = []
         for field in fields(RunConfig):
             default = "by task and preset" if field.default is None else field.default
+            default = "none" if field.name in ("data", "validation") else default
             words = " ".join(texts[field.name].split())
-            shown = tyro.conf.arg(help=words, help_behavior_hint=f"(default: {default})")
-            found.append((field.name, Annotated[hints[field.name] | None, shown], None))
+            hint = hints[field.name]
+            shown = tyro.conf.arg(
+                help=words, help_behavior_hint=f"(default: {default})", metavar=_metavar(hint)
+            )
+            found.append((field.name, Annotated[hint | None, shown], None))
         return found
+
+    def _metavar(hint: object) -> str:
+        """What can be given for a field of this type, besides nothing."""
+        parts = [part for part in get_args(hint) if part is not type(None)]
+        if get_origin(hint) is Literal:
+            return "{" + ",".join(parts) + "}"
+        if get_origin(hint) is tuple:
+            return " ".join(map(_metavar, parts))
+        if parts:
+            return _metavar(parts[0])
+        return "{True,False}" if hint is bool else hint.__name__.upper()
 
     RunFlags = make_dataclass("RunFlags", _flags(), kw_only=True)
 
@@ -81,12 +98,16 @@ def prepare(
         )
     for name, stream in (("training", info.train), ("validation", info.validation)):
         print(f"{stream.tokens:,} tokens for {name}")
-    counts = info.counts
-    print(
+    print(_kept(info.counts))
+    print(f"wrote {out}")
+
+
+def _kept(counts: Counts) -> str:
+    """What became of the documents of a text."""
+    return (
         f"{counts.documents:,} documents, {counts.documents_dropped:,} dropped; "
         f"{counts.characters_dropped:,} characters dropped"
     )
-    print(f"wrote {out}")
 
 
 def train(
@@ -201,9 +222,12 @@ def sample(
 
 
 def _plan_table(config: RunConfig, plan: RunPlan, out: Path, step: int) -> Table:
+    from einlinear.studies.tasks.text import TextTask  # torch takes a while to load
+
     counts, unit = plan.counts, plan.unit
     units = config.steps * plan.units_per_step
-    experts = f", {config.num_experts} experts, {config.num_active} active"
+    kind = "linear layers" if config.experts == "linear" else "feed-forward nets"
+    experts = f", experts of {kind}: {config.num_experts}, {config.num_active} active"
     rows = {
         "run": config.id,
         "task": f"{config.task}, {config.data or 'the data of the package'}",
@@ -216,6 +240,8 @@ def _plan_table(config: RunConfig, plan: RunPlan, out: Path, step: int) -> Table
         "multiply-adds in all": f"{units * counts.macs:.3g} forward",
         "writes to": str(out),
     }
+    if isinstance(plan.task, TextTask):
+        rows["text"] = _kept(plan.task.tokens.counts)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")

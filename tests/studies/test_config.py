@@ -45,6 +45,8 @@ def test_the_id_knows_every_field_that_counts(config):
     changes = {
         "task": None,  # other fields follow from it
         "data": "other",
+        "rule": "fold",
+        "experts": None,  # only with others
         "structure": "low_rank",
         "positions": "rotary",
         "schedule": "wsd",
@@ -91,6 +93,10 @@ def test_the_id_is_that_of_the_values_not_of_how_they_were_given():
     assert len(RunConfig().id) == 16
 
 
+def test_experts_are_in_the_id():
+    assert RunConfig(num_experts=4).id != RunConfig(num_experts=4, experts="ffn").id
+
+
 def test_presets():
     small, paper = RunConfig(), RunConfig(preset="paper")
     assert (small.positions, small.head_size, small.embedding_std) == ("alibi", 16, 1.0)
@@ -101,6 +107,11 @@ def test_presets():
     assert RunConfig(preset="paper", head_size=32).head_size == 32
     assert RunConfig(tied=True).embedding_std == 0.02
     assert RunConfig(tied=True, embedding_std=0.5).embedding_std == 0.5
+
+
+def test_the_warm_up_of_short_runs():
+    assert [RunConfig(steps=n).warmup for n in (5, 20, 300, 500, 9000)] == [0, 2, 30, 50, 50]
+    assert RunConfig(steps=20, warmup=15).warmup == 15
 
 
 @pytest.mark.parametrize(
@@ -123,6 +134,10 @@ def test_presets():
         ({"batch_size": 6, "accumulation": 4}, ["batch_size is 6", "accumulation 4"]),
         ({"num_experts": 2, "num_active": 3}, ["num_active is 3", "from 1 to 2"]),
         ({"head_aligned": True}, ["structure is dense"]),
+        ({"experts": "ffn"}, ['experts is "ffn"', "num_experts 0"]),
+        ({"experts": "ffn", "num_experts": 4, "structure": "btt"}, ["structure 'btt'", "dense"]),
+        ({"experts": "ffn", "num_experts": 4, "task": "cifar"}, ["task cifar", "pixels"]),
+        ({"tied": True, "convert_head": True, "structure": "btt"}, ["the head is tied"]),
         ({"compile": 1}, ["compile is 1"]),
         ({"data": ""}, ["data is ''"]),
         ({"task": "cifar", "validation": "a"}, ["validation is 'a'", "setting of text"]),

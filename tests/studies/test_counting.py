@@ -2,7 +2,7 @@
 
 import pytest
 
-from einlinear import RunConfig
+from einlinear import MoEFeedForward, RunConfig
 from einlinear.models.gpt import GPT
 from einlinear.studies.build import make_model
 from einlinear.studies.counting import count
@@ -64,3 +64,18 @@ def test_aligned_heads_are_in_the_model():
     layer = model.blocks[0].attention.q_proj
     assert layer.plan.y_edges[0] == "YAB"
     assert layer.plan.sizes["YAB"] == 4
+
+
+def test_the_standard_mixture_of_experts():
+    config = RunConfig(width=32, depth=2, head_size=16, experts="ffn", num_experts=4, num_active=3)
+    # Torch's count is compared, and a difference is a warning, which is an error here.
+    counts = plan_run(config).counts
+    attention, net, gate = 4 * 32 * 32, 2 * 32 * 128, 32 * 4
+    assert counts.linear_macs == 2 * (attention + 3 * net + gate)
+    norms = 2 * (2 * 32 + 2 * 16) + 32
+    assert counts.params == 2 * (attention + 4 * net + gate) + 2 * 96 * 32 + norms
+    model = make_model(config, (96, 64))
+    for block in model.blocks:
+        assert isinstance(block.mlp, MoEFeedForward)
+        assert not block.mlp.down.any(), "branches start at zero"
+        assert block.mlp.up.std() > 0.1

@@ -159,6 +159,21 @@ def test_experts(tmp_path):
     assert unbalanced.curve[-1].train_loss != record.curve[-1].train_loss
 
 
+def test_experts_that_are_feed_forward_nets(tmp_path):
+    config = tiny(experts="ffn", num_experts=3, num_active=1, ema=0)
+    record = train(config, tmp_path)
+    assert record.final_loss < 0.9 * record.curve[0].loss
+    assert [layer.layer for layer in record.curve[-1].routing] == ["blocks.0.mlp"]
+    assert load_writer(tmp_path).model.blocks[0].mlp.num_experts == 3
+
+
+def test_a_text_that_is_folded(tmp_path):
+    data = write(tmp_path / "a.txt", "Caf\u00e9 and more. " * 200)
+    with pytest.raises(EinlinearError, match="none is left"):
+        train(tiny(data=data))
+    assert train(tiny(data=data, rule="fold")).status == "finished"
+
+
 def test_a_run_that_diverges_is_a_result(tmp_path):
     record = train(tiny(lr=10, warmup=0, grad_clip=0, ema=0), tmp_path)
     assert record.status == "diverged"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from einlinear.layers.moe import MoEFeedForward
 from einlinear.models.convert import convert_
 from einlinear.models.experts import Experts, moe
 from einlinear.models.gpt import GPT
@@ -33,11 +34,29 @@ def sizes_of(task: Task) -> tuple[int, int]:
 def make_model(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
     """The model of a run before its first step, on the processor; `sizes` are those of its task."""
     model = make_dense(config, sizes)
-    if config.structure != "dense" or config.num_experts:
+    zero: tuple[str, ...] = ()
+    if config.experts == "ffn":
+        mix_feed_forward_(model, config)
+        zero = ("blocks.*.mlp",)  # the end of a branch, as `down` of the net in its place was
+    elif config.structure != "dense" or config.num_experts:
         convert_(model, conversion_rules(config), weight_norm=config.weight_norm)
     generator = torch.Generator().manual_seed(config.seed)
-    init_(model, generator=generator)
+    init_(model, zero=zero, generator=generator)
     return model
+
+
+def mix_feed_forward_(model: nn.Module, config: RunConfig) -> None:
+    """Put a mixture of feed-forward nets in the place of that of every block: the standard MoE."""
+    assert isinstance(model, GPT), "only a GPT has feed-forward nets"
+    for block in model.blocks:
+        experts = MoEFeedForward(
+            model.width,
+            4 * model.width,
+            num_experts=config.num_experts,
+            num_active=config.num_active,
+            bias=False,
+        )
+        block.register_module("mlp", experts)
 
 
 def make_dense(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -18,14 +17,16 @@ from einlinear.layers.scaling import EMBEDDING_STD
 from einlinear.structures.named import dense
 from einlinear.structures.text import parse
 from einlinear.structures.values import whole_number
-from einlinear.studies.presets import OWN_FIELDS, Preset, TaskName, preset_values
+from einlinear.studies.presets import OWN_FIELDS, SEQUENCE_TASKS, Preset, TaskName, preset_values
 
 Schedule = Literal["constant", "cosine", "wsd"]
 Precision = Literal["float32", "bfloat16"]
 Positions = Literal["learned", "rotary", "alibi"]
 VocabularyName = Literal["ascii", "gpt2"]
+Rule = Literal["drop", "fold"]
 Device = Literal["auto", "cpu", "cuda"]
 Shard = Literal["ddp", "fsdp2"]
+ExpertsOf = Literal["linear", "ffn"]
 
 NOT_IN_ID = ("preset", "checkpoint_every", "shard")
 """Fields that do not change what a run computes, and so are no part of its id.
@@ -69,8 +70,10 @@ _REAL: dict[str, tuple[float, float | None, bool]] = {
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": get_args(TaskName),
+    "experts": get_args(ExpertsOf),
     "preset": get_args(Preset),
     "vocabulary": get_args(VocabularyName),
+    "rule": get_args(Rule),
     "positions": get_args(Positions),
     "schedule": get_args(Schedule),
     "precision": get_args(Precision),
@@ -93,7 +96,10 @@ class RunConfig:
             processor, "paper" is the setting of [P24].
         data: a file or folder of data; the data set in the package unless given.
         validation: a file of text for validation; a part of the data unless given.
+        rule: for characters outside ascii, where the data is text: drop the document, or fold them.
         structure: of the linear layers; "dense" leaves them as nn.Linear.
+        experts: what an expert is, if there are any: linear, one in the place of a linear layer, of
+            the structure; or ffn, a dense feed-forward net of a block of a GPT, the standard MoE.
         num_experts: experts of each layer; 0 is no mixture of experts.
         num_active: experts that each token uses.
         balance: weight of the balance loss, a mean over the gates.
@@ -117,7 +123,7 @@ class RunConfig:
         lr: rate at the base width.
         base_width: the width at which the rate was found.
         schedule: constant, cosine, or wsd (constant, then a linear decay), after the warm-up.
-        warmup: steps in which the rate grows from 0.
+        warmup: steps in which the rate grows from 0; at most a tenth of the steps unless given.
         decay_share: share of the steps in which wsd decays.
         final_rate: where cosine and wsd end, as a share of the rate.
         betas: of AdamW.
@@ -139,7 +145,9 @@ class RunConfig:
     preset: Preset = "cpu"
     data: str | None = None
     validation: str | None = None
+    rule: Rule | None = None
     structure: str = "dense"
+    experts: ExpertsOf = "linear"
     num_experts: int = 0
     num_active: int = 2
     balance: float = 0.01
@@ -183,12 +191,13 @@ class RunConfig:
             _check_choice(name, getattr(self, name))
         if self.tied and self.embedding_std is None:
             self._set("embedding_std", EMBEDDING_STD)  # larger ones would make large logits
-        for name, value in preset_values(self.task, self.preset).items():
+        preset = preset_values(self.task, self.preset)
+        steps = whole_number(preset["steps"] if self.steps is None else self.steps, "steps", 1)
+        preset["warmup"] = min(preset["warmup"], steps // 10)  # the rate is reached in short runs
+        preset["checkpoint_every"] = max(1, min(1000, steps // 10))
+        for name, value in preset.items():
             if getattr(self, name) is None:
                 self._set(name, value)
-        if self.checkpoint_every is None:
-            whole_number(self.steps, "steps", 1)
-            self._set("checkpoint_every", max(1, min(1000, self.steps // 10)))
         for field in fields(self):
             self._set(field.name, _checked(self.task, field.name, getattr(self, field.name)))
         self._check_together()
@@ -202,6 +211,8 @@ class RunConfig:
         if self.num_experts:
             fix = f"give an int from 1 to num_experts, which is {self.num_experts}"
             whole_number(self.num_active, "num_active", 1, self.num_experts, fix=fix)
+        if self.experts == "ffn":
+            self._check_feed_forward()
         if self.head_size is not None and self.width % self.head_size:
             raise EinlinearError(
                 what=f"the width is {self.width}, the head_size {self.head_size}",
@@ -214,11 +225,29 @@ class RunConfig:
                 rule="a batch is computed in parts of the same size",
                 fix="give a batch_size that is a multiple of the accumulation",
             )
+        if self.tied and self.convert_head and self.structure != "dense":
+            raise EinlinearError(
+                what="convert_head is set, and the head is tied to the embeddings",
+                rule="a head with a structure has weights of its own",
+                fix="leave tied or convert_head out",
+            )
         if self.head_aligned and self.structure == "dense":
             raise EinlinearError(
                 what="head_aligned is set, and the structure is dense",
                 rule="axes of a structure are aligned with heads; a dense layer has none",
                 fix='give a structure such as "btt", or leave head_aligned out',
+            )
+
+    def _check_feed_forward(self) -> None:
+        """What experts that are feed-forward nets need."""
+        has_nets = self.task in SEQUENCE_TASKS
+        if not has_nets or self.structure != "dense" or not self.num_experts:
+            raise EinlinearError(
+                what=f'experts is "ffn", the task {self.task}, the structure {self.structure!r}, '
+                f"num_experts {self.num_experts}",
+                rule="one expert or more are dense feed-forward nets of a GPT, whose tasks are "
+                + " and ".join(SEQUENCE_TASKS),
+                fix='give experts="ffn", num_experts=8 and no structure; or leave experts out',
             )
 
     @property
@@ -258,46 +287,6 @@ class RunConfig:
                     fix=f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}",
                 )
         return cls(**values)  # type: ignore[arg-type]
-
-
-def load_config(path: str | Path, **changes: object) -> RunConfig:
-    """The config in a .toml or .json file, some fields changed."""
-    return RunConfig.from_dict({**read_config(path), **changes}, str(path))
-
-
-def read_config(path: str | Path) -> dict[str, object]:
-    """The fields that stand in a .toml or .json file, unchecked."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else _read_toml(text)
-        if not isinstance(values, dict):
-            raise ValueError("it is no table of names and values")
-    except (OSError, ValueError) as error:
-        if isinstance(error, EinlinearError):
-            raise
-        raise EinlinearError(
-            what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
-            rule="a config is a TOML file, or JSON if its name ends in .json",
-            fix='write lines such as: structure = "btt(rank=2)"',
-        ) from error
-    return values
-
-
-def _read_toml(text: str) -> dict[str, object]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:  # pragma: no cover - the same module under its old name
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise EinlinearError(
-                what="TOML cannot be read: tomli is not installed",
-                rule="before Python 3.11 TOML files need the package tomli",
-                fix='pip install "einlinear[cli]", or give a .json file',
-            ) from None
-    values: dict[str, object] = tomllib.loads(text)
-    return values
 
 
 def _checked(task: str, name: str, value: object) -> object:

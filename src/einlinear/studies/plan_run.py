@@ -16,7 +16,7 @@ from einlinear.studies.tasks.catalogue import open_task
 from einlinear.studies.tasks.task import Task
 
 _SETTINGS = {
-    "text": ("context", "vocabulary", "validation"),
+    "text": ("context", "vocabulary", "rule", "validation"),
     "regression": ("teacher_width", "teacher_depth"),
 }
 

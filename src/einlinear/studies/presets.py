@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 Preset = Literal["cpu", "paper"]
 TaskName = Literal["text", "pixels", "regression", "cifar"]
@@ -13,6 +13,7 @@ SEQUENCE_TASKS: tuple[TaskName, ...] = ("text", "pixels")
 OWN_FIELDS: dict[str, tuple[TaskName, ...]] = {
     "validation": ("text",),
     "vocabulary": ("text",),
+    "rule": ("text",),
     "context": ("text",),
     "head_size": SEQUENCE_TASKS,
     "positions": SEQUENCE_TASKS,
@@ -56,6 +57,7 @@ _DEFAULTS: dict[tuple[str, str], dict[str, object]] = {
     ("text", "cpu"): _SMALL_SEQUENCES
     | {
         "vocabulary": "ascii",
+        "rule": "drop",
         "context": 64,
         "width": 64,
         "batch_size": 32,
@@ -67,6 +69,7 @@ _DEFAULTS: dict[tuple[str, str], dict[str, object]] = {
     ("text", "paper"): _PAPER_SEQUENCES
     | {
         "vocabulary": "ascii",
+        "rule": "drop",
         "context": 128,
         "width": 256,
         "batch_size": 512,
@@ -145,6 +148,6 @@ _DEFAULTS: dict[tuple[str, str], dict[str, object]] = {
 }
 
 
-def preset_values(task: str, preset: str) -> dict[str, object]:
+def preset_values(task: str, preset: str) -> dict[str, Any]:
     """Every field that a preset decides, with its value for the task."""
     return _COMMON | _DEFAULTS[task, preset]
