@@ -291,7 +291,7 @@ def open_tokens(
             what=f'the tokens in {folder} are of the vocabulary "{info.vocabulary}", and '
             f'"{vocabulary}" is asked for',
             rule="a folder of tokens has one vocabulary",
-            fix="leave the vocabulary out, or prepare the text again into another folder",
+            fix=f'give vocabulary "{info.vocabulary}", or prepare the text into another folder',
         )
     known = open_vocabulary(info.vocabulary)
     if (known.size, np.dtype(known.dtype).name) != (info.vocab_size, info.dtype):
