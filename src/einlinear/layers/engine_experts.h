@@ -206,7 +206,8 @@ static void collect_expert(const Group *group, const Call *own, char *memory, lo
     const Kernels *kernels = own->kernels;
     const int64_t *sizes = sizes_of(own), *op = own->program + own->program[H_COLLECTS];
     double common = 0;
-    for (long p = begin_of(group, expert); group->stds && p < group->ends[expert]; p++)
+    const int has_common = group->stds && group->needs_dots; /* else no factor has a gradient */
+    for (long p = begin_of(group, expert); has_common && p < group->ends[expert]; p++)
         common += group->times[p] * group->dots[p];
     for (long count = *op++; count > 0; count--, op += op[OP_LENGTH]) {
         const long s = op[OP_STEP], at = s * group->experts + expert;
