@@ -13,7 +13,9 @@
    Every case runs forward and backward on every target, in every place, on 1 to 4 threads. Forward
    results are the same bits for all places and numbers of threads, gradients the same bits for all
    places, and both are near those of the first run. Then several threads run cases at once, on the
-   engine's own pool and on one that is handed in, and so does a child after a fork. */
+   engine's own pool and on one that is handed in, and so does a child after a fork.
+
+   Calls of many experts follow: see sanitize_experts.h. */
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -284,29 +286,52 @@ static void check_case(const Case *c, int target, Results *first, int places) {
     if (target) for_results(&all, free_array);
 }
 
+static int64_t next(FILE *file) {
+    int64_t number = 0;
+    CHECK(fread(&number, sizeof number, 1, file) == 1, "the file of cases ends too early");
+    return number;
+}
+
+#include "sanitize_experts.h"
+
 /* ---- several callers at once ---- */
 
 typedef struct {
     const Case *cases;
-    long count, first;
+    const ExpertCase *expert_cases;
+    long count, expert_count;
+} Cases;
+
+typedef struct {
+    const Cases *all;
+    long number;
 } Caller;
 
 static void *call_all(void *argument) {
     const Caller *caller = argument;
-    for (long i = 0; i < caller->count; i++) {
-        const Case *c = caller->cases + (caller->first + i) % caller->count;
-        Results a = run(c, HEAP, 1 + (caller->first + i) % 4), b = run(c, AT_END, 2);
+    const Cases *all = caller->all;
+    for (long i = 0; i < all->count; i++) {
+        const long at = all->count * caller->number / CALLERS + i;
+        const Case *c = all->cases + at % all->count;
+        Results a = run(c, HEAP, 1 + at % 4), b = run(c, AT_END, 2);
         compare(c, &a, &b, 0);
         for_results(&a, free_array), for_results(&b, free_array);
+    }
+    for (long i = 0; i < all->expert_count; i++) {
+        const long at = all->expert_count * caller->number / CALLERS + i;
+        const ExpertCase *e = all->expert_cases + at % all->expert_count;
+        ExpertResults a = run_experts_case(e, HEAP, 1 + at % 4), b = run_experts_case(e, AT_END, 2);
+        compare_experts(e, &a, &b, 0);
+        for_expert_results(&a, free_array), for_expert_results(&b, free_array);
     }
     return 0;
 }
 
-static void call_at_once(const Case *cases, long count) {
+static void call_at_once(const Cases *all) {
     pthread_t threads[CALLERS];
     Caller callers[CALLERS];
     for (long i = 0; i < CALLERS; i++) {
-        callers[i] = (Caller){cases, count, count * i / CALLERS};
+        callers[i] = (Caller){all, i};
         CHECK(!pthread_create(&threads[i], 0, call_all, &callers[i]), "no thread");
     }
     for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], 0);
@@ -358,25 +383,19 @@ static void hand_in_pool(void) {
     einlinear_use_gomp(addresses[0], addresses[1], addresses[2]);
 }
 
-static void call_after_fork(const Case *cases, long count) {
+static void call_after_fork(const Cases *all) {
     fflush(stdout);
     const pid_t child = fork();
     CHECK(child >= 0, "no fork");
     if (child == 0) {
         alarm(60); /* a thread that is waited for but did not survive the fork */
-        call_at_once(cases, count);
+        call_at_once(all);
         _exit(0);
     }
-    call_at_once(cases, count); /* the parent's pool is as it was */
+    call_at_once(all); /* the parent's pool is as it was */
     int status = -1;
     CHECK(waitpid(child, &status, 0) == child, "no child");
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %d", status);
-}
-
-static int64_t next(FILE *file) {
-    int64_t number = 0;
-    CHECK(fread(&number, sizeof number, 1, file) == 1, "the file of cases ends too early");
-    return number;
 }
 
 int main(int argc, char **argv) {
@@ -395,6 +414,8 @@ int main(int argc, char **argv) {
         CHECK(c->program, "no memory");
         for (int64_t n = 0; n < c->length; n++) c->program[n] = next(file);
     }
+    long expert_count;
+    ExpertCase *expert_cases = read_expert_cases(file, &expert_count);
     fclose(file);
     int targets = 0;
     for (long i = 0; i < count; i++) {
@@ -407,15 +428,20 @@ int main(int argc, char **argv) {
             }
         for_results(&first, free_array);
     }
+    for (long i = 0; i < expert_count; i++)
+        check_experts(expert_cases + i, is_short ? AT_END : PLACES);
     einlinear_target(-1);
-    const long some = is_short ? (count + 2) / 3 : count;
-    call_at_once(cases, some);
-    if (!is_short) call_after_fork(cases, count < 20 ? count : 20);
+    const Cases all = {cases, expert_cases, count, expert_count};
+    const Cases third = {cases, expert_cases, (count + 2) / 3, (expert_count + 2) / 3};
+    const Cases few = {cases, expert_cases, count < 20 ? count : 20,
+                       expert_count < 10 ? expert_count : 10};
+    call_at_once(is_short ? &third : &all);
+    if (!is_short) call_after_fork(&few);
     hand_in_pool();
-    call_at_once(cases, some);
-    if (!is_short) call_after_fork(cases, count < 20 ? count : 20);
+    call_at_once(is_short ? &third : &all);
+    if (!is_short) call_after_fork(&few);
     for (long i = 0; i < count; i++) free(cases[i].program);
-    free(cases);
-    printf("%ld cases on %d targets\n", count, targets);
+    free(cases), free_expert_cases(expert_cases, expert_count);
+    printf("%ld cases and %ld of experts on %d targets\n", count, expert_count, targets);
     return 0;
 }

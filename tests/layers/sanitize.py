@@ -14,6 +14,7 @@ import tempfile
 import time
 from array import array
 from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 
 import einlinear as el
@@ -101,12 +102,58 @@ def draw_case(rng: random.Random) -> list[int]:
     ]
 
 
-def write_cases(path: Path, count: int, seed: int = 0) -> None:
+def draw_pairs(rng: random.Random, most: int) -> tuple[int, list[list[int]]]:
+    """How many tokens there are, and the tokens of each expert: `most` pairs or fewer."""
+    kind = rng.choice(["spread", "spread", "one expert", "many each", "none"])
+    num_experts = rng.randint(1, 9)
+    if kind == "none":
+        return rng.randint(0, 5), [[] for _ in range(num_experts)]
+    most_each = 12 if kind == "many each" else 3
+    pairs: list[tuple[int, int]] = []
+    tokens = 0
+    while len(pairs) < most - most_each:
+        count = rng.randint(0, most_each)
+        chosen = rng.choices(range(num_experts), k=count)
+        pairs += [(num_experts // 2 if kind == "one expert" else e, tokens) for e in chosen]
+        tokens += 1
+        if rng.random() < 0.01:
+            break
+    pairs.sort()
+    return tokens, [[t for e, t in pairs if e == expert] for expert in range(num_experts)]
+
+
+def draw_expert_case(rng: random.Random) -> list[int]:
+    """The numbers of a case of many experts as sanitize_experts.h reads them."""
+    plan = draw_plan(rng)
+    while plan.macs > 5e3 and rng.random() < 0.8:  # more pairs, to be cut among threads
+        plan = draw_plan(rng)
+    num_tokens, experts = draw_pairs(rng, int(min(90, max(16, 12e4 // plan.macs))))
+    tokens = [token for own in experts for token in own]
+    ends = list(accumulate(len(own) for own in experts))
+    blocks = (rng.randint(1, 12), rng.randint(1, 12))
+    numbers = list(flat.compile_program(plan, blocks if rng.random() < 0.8 else None).numbers)
+    numbers[MACS] = 10**9
+    takes, adds = rng.random() < 0.7, rng.random() < 0.7
+    everything = 2 ** (3 + len(plan.steps)) - 1
+    wanted = everything if rng.random() < 0.5 else rng.randint(0, everything)
+    wanted = wanted if rng.random() < 0.9 else wanted & 1
+    if not (takes and adds):
+        wanted &= ~2  # there is no gradient of the bias
+    dtype, gap = rng.choice(list(engine.DTYPES.values())), rng.choice([0, 0, 1, 3, 8])
+    norm, weighted, bias = (rng.randint(0, 1) for _ in range(3))
+    head = [dtype, gap, norm, weighted, bias, wanted, int(takes), int(adds)]
+    sizes = [len(ends), num_tokens, len(tokens), len(numbers)]
+    return [*head, *sizes, *ends, *tokens, *numbers]
+
+
+def write_cases(path: Path, count: int, expert_count: int, seed: int = 0) -> None:
     """A file of random cases, the same for the same seed."""
-    rng = random.Random(seed)
-    numbers = array("q", [count])
-    for _ in range(count):
-        numbers.extend(draw_case(rng))
+    numbers = array("q")
+    for draw, wanted in ((draw_case, count), (draw_expert_case, expert_count)):
+        rng = random.Random(seed)
+        numbers.append(wanted)
+        for _ in range(wanted):
+            numbers.extend(draw(rng))
     path.write_bytes(numbers.tobytes())
 
 
@@ -153,14 +200,16 @@ def run(
 def main() -> int:
     """Build, run and say how it went. The number of sanitizers that found something."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=150)
+    parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--expert-cases", type=int, default=45)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arm", action="store_true", help="for ARM instead, under emulation")
     arguments = parser.parse_args()
     failures = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_cases(folder / "cases", arguments.cases, arguments.seed)
+        counts = arguments.cases, arguments.expert_cases
+        write_cases(folder / "cases", *counts, arguments.seed)
         for name in ["arm"] if arguments.arm else SANITIZERS:
             prefix = [EMULATOR] if arguments.arm else find_prefix(name, folder)
             if isinstance(prefix, str):

@@ -1,0 +1,415 @@
+"""Many experts on the engine, against torch's autograd in float64 on rows that are gathered."""
+
+from array import array
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einlinear as el
+from cases import STRUCTURES, structures
+from einlinear.layers import engine, flat, grouped
+from einlinear.layers.grouped import Mixture
+
+pytestmark = pytest.mark.skipif(not engine.is_available(), reason=engine.status())
+
+TARGETS = engine.supported_targets() if engine.is_available() else ()
+TOL = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+SHORT_RUN = 8  # pairs: a thread does not begin or end so near to the border of an expert
+BTT = el.make_plan(STRUCTURES["btt(rank=2)"], 20, 28)
+
+
+@pytest.fixture(autouse=True)
+def _engine_as_it_was():
+    """Numbers of threads, targets and programs are put back."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    engine.set_target()
+    engine._prepared.clear()
+
+
+def take_few_tokens(plan, tokens=(3, 4)):
+    """So that even small work is cut into blocks and shared out to threads."""
+    prepared = engine._Prepared(plan)
+    prepared.numbers = array("q", flat.compile_program(plan, tokens).numbers)
+    prepared.numbers[flat.HEADER.index("macs")] = 10**9
+    prepared.program = prepared.numbers.buffer_info()[0]
+    engine._prepared[id(plan)] = prepared
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What the engine is given."""
+
+    plan: el.Plan
+    x: torch.Tensor
+    grad: torch.Tensor
+    bias: torch.Tensor
+    factors: list[torch.Tensor]
+    mixture: Mixture
+
+    def forward(self, has_bias=True):
+        bias = self.bias if has_bias else None
+        return grouped.forward(self.plan, self.x, self.factors, bias, self.mixture)
+
+    def backward(self, scales, wanted=None):
+        wanted = wanted or [True] * (3 + len(self.factors))
+        return grouped.backward(
+            self.plan, self.grad, self.x, self.factors, self.mixture, scales, wanted
+        )
+
+
+def make(
+    plan, experts_of_tokens, num_experts, *, dtype=torch.float64,
+    takes=True, adds=True, weighted=True, norm=True, seed=0,
+):  # fmt: skip
+    """Random numbers; the factors of some experts are above their deviation, some below."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape, dtype=dtype):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    pairs = sorted((e, t) for t, own in enumerate(experts_of_tokens) for e in own)
+    counts = [sum(e == expert for e, _ in pairs) for expert in range(num_experts)]
+    stds = [step.fan_in**-0.5 for step in plan.steps]
+    sizes = torch.linspace(0.4, 1.9, num_experts, dtype=torch.float64)
+    factors = []
+    for i, (step, std) in enumerate(zip(plan.steps, stds, strict=True)):
+        shape = plan.factor_shapes[step.factor]
+        own = sizes.roll(i).view(-1, *[1] * len(shape))
+        factors.append((normal(num_experts, *shape, dtype=torch.float64) * std * own).to(dtype))
+    mixture = Mixture(
+        torch.tensor([t for _, t in pairs], dtype=torch.int64),
+        torch.tensor(list(accumulate(counts)), dtype=torch.int64),
+        normal(len(pairs), dtype=torch.promote_types(dtype, torch.float32)) if weighted else None,
+        takes, adds, len(experts_of_tokens), stds if norm else (),
+    )  # fmt: skip
+    x = normal(mixture.num_rows(takes), plan.d_in)
+    grad = normal(mixture.num_rows(adds), plan.d_out)
+    return Case(plan, x, grad, normal(plan.d_out), factors, mixture)
+
+
+def oracle(case, has_bias=True):
+    """Output, scales, and the gradients of input, weights, bias and factors, in float64."""
+    plan, mixture = case.plan, case.mixture
+    tensors = [case.x, mixture.w_p, case.bias, *case.factors]
+    tensors = [None if t is None else t.double().clone().requires_grad_() for t in tensors]
+    x, w, bias, *factors = tensors
+    rows = x[mixture.tokens_p] if mixture.takes else x
+    rows = torch.nn.functional.pad(rows, (0, plan.d_in_padded - plan.d_in))
+    parts, scales = [], torch.ones(len(factors), len(mixture.ends_e), dtype=torch.float64)
+    for e, (start, end) in enumerate(pairwise([0, *mixture.ends_e.tolist()])):
+        own = {}
+        for i, step in enumerate(plan.steps):
+            factor = factors[i][e]
+            if mixture.stds:
+                rms = factor.square().mean().sqrt()
+                scale = mixture.stds[i] / rms if rms > mixture.stds[i] else torch.ones(())
+                scales[i, e] = scale.detach()
+                factor = factor * scale
+            own[step.factor] = factor
+        in_order = [own[name] for name in plan.factor_shapes]
+        part = rows[start:end].reshape(end - start, *plan.x_shape)
+        part = torch.einsum(plan.equation, part, *in_order)
+        parts.append(part.flatten(1)[:, : plan.d_out])
+    y = torch.cat(parts) if w is None else torch.cat(parts) * w.unsqueeze(-1)
+    if mixture.adds:
+        y = y.new_zeros(mixture.num_tokens, plan.d_out).index_add(0, mixture.tokens_p, y)
+    y = y + bias if has_bias else y + 0 * bias
+    inputs = [t for t in tensors if t is not None]
+    found = iter(torch.autograd.grad(y, inputs, case.grad.double(), allow_unused=True))
+    grads = [None if t is None else next(found) for t in tensors]
+    if not has_bias:
+        grads[2] = case.grad.double().sum(0)
+    grads = [torch.zeros_like(t) if t is not None and g is None else g
+             for t, g in zip(tensors, grads, strict=True)]  # fmt: skip
+    return y.detach(), scales, grads
+
+
+def assert_near(got, wanted, dtype, what, is_real=False):
+    tolerance = TOL[torch.float32 if is_real and dtype == torch.bfloat16 else dtype]
+    most = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
+    torch.testing.assert_close(
+        got.double(), wanted, atol=5 * tolerance * most, rtol=0,
+        msg=lambda text: f"{what}: {text}",
+    )  # fmt: skip
+
+
+def assert_right(case, has_bias=True, wanted=None):
+    wanted = wanted or [True] * (3 + len(case.factors))
+    dtype = case.x.dtype
+    right_y, right_scales, right = oracle(case, has_bias)
+    y, scales = case.forward(has_bias)
+    assert y.dtype == dtype
+    assert_near(y, right_y, dtype, "output")
+    if case.mixture.stds:
+        assert_near(scales, right_scales, dtype, "scales", is_real=True)
+    else:
+        assert scales.numel() == 0
+    names = ["x", "weights", "bias", *[step.factor for step in case.plan.steps]]
+    grads = case.backward(scales, wanted)
+    for name, got, exact, flag in zip(names, grads, right, wanted, strict=True):
+        if not flag or exact is None:
+            assert got is None, name
+            continue
+        assert got.shape == exact.shape
+        assert_near(got, exact, dtype, f"gradient of {name}")
+
+
+@st.composite
+def tables(draw):
+    """How many experts there are, and those of each token: none, one, up to 12, often the same."""
+    num_experts = draw(st.integers(1, 6))
+    each = st.lists(st.integers(0, num_experts - 1), max_size=draw(st.sampled_from([2, 4, 12])))
+    some = draw(st.lists(each, max_size=10))
+    times = draw(st.sampled_from([1, 1, 3, 8]))
+    if draw(st.integers(0, 4)) == 0:  # all on one
+        some = [[num_experts - 1] * len(own) for own in some]
+    return num_experts, some * times
+
+
+@settings(max_examples=250)
+@given(
+    structure=structures(max_factors=3),
+    widths=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    table=tables(),
+    dtype=st.sampled_from(list(TOL)),
+    target=st.sampled_from(TARGETS or [""]),
+    flags=st.lists(st.booleans(), min_size=5, max_size=5),
+    wanted=st.one_of(st.none(), st.lists(st.booleans(), min_size=6, max_size=6)),
+    threads=st.integers(1, 3),
+)
+def test_outputs_and_gradients(structure, widths, table, dtype, target, flags, wanted, threads):
+    plan = el.make_plan(structure, *widths)
+    takes, adds, weighted, norm, has_bias = flags
+    case = make(
+        plan, table[1], table[0], dtype=dtype,
+        takes=takes, adds=adds, weighted=weighted, norm=norm,
+    )  # fmt: skip
+    engine.set_target(target)
+    take_few_tokens(plan)
+    torch.set_num_threads(threads)
+    try:
+        assert_right(case, has_bias, wanted and wanted[: 3 + len(plan.steps)])
+    finally:
+        del engine._prepared[id(plan)]
+
+
+def spread(num_tokens, num_experts, num_active, seed=0):
+    """Distinct experts for every token."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randperm(num_experts, generator=generator)[:num_active].tolist()
+        for _ in range(num_tokens)
+    ]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", TOL)
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize("adds", [True, False])
+def test_threads_do_not_change_bits(dtype, target, takes, adds):
+    case = make(BTT, spread(50, 6, 3), 6, dtype=dtype, takes=takes, adds=adds)
+    engine.set_target(target)
+    take_few_tokens(BTT)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        y, scales = case.forward()
+        found.append([y, scales, *case.backward(scales)])
+    for other in found[1:]:
+        for i in range(4):  # output, scales, gradients of x and of weights
+            assert torch.equal(found[0][i], other[i]), i
+        for a, b in zip(found[0][4:], other[4:], strict=True):
+            assert_near(a, b.double(), dtype, "gradient")
+
+
+@pytest.mark.parametrize("dtype", TOL)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_one_expert_with_all_pairs(dtype, threads):
+    take_few_tokens(BTT)
+    torch.set_num_threads(threads)
+    assert_right(make(BTT, [[2, 2]] * 60, 4, dtype=dtype))
+
+
+def test_blocks_as_they_are_chosen():
+    """Without a hand in how many tokens are taken at a time."""
+    plan = el.make_plan(STRUCTURES["btt(rank=2)"], 64, 96)
+    torch.set_num_threads(2)
+    assert_right(make(plan, spread(200, 5, 2), 5))
+    assert_right(make(plan, [[1]] * 300, 3, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 17, 40])
+@pytest.mark.parametrize("dtype", TOL)
+def test_any_number_of_pairs_of_a_token(count, dtype):
+    assert_right(make(BTT, [list(range(count)), [], [count - 1]], 40, dtype=dtype))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [3, 9, 12, 27])
+def test_results_of_a_token_are_added_in_the_order_of_experts(count, threads):
+    """In float32 1 is lost beside 2**30: the sum tells in what order it was made."""
+    plan = el.make_plan(el.dense(), 1, 1)
+    take_few_tokens(plan, (1, 1))
+    torch.set_num_threads(threads)
+    num_tokens = 30
+    case = make(
+        plan, [range(count)] * num_tokens, count,
+        dtype=torch.float32, weighted=False, norm=False,
+    )  # fmt: skip
+    values = torch.ones(count)
+    values[0], values[count // 2] = 2.0**30, -(2.0**30)
+    case = replace(case, x=torch.ones(num_tokens, 1), factors=[values.view(count, 1, 1)])
+    if case.factors[0].shape[1:] != plan.factor_shapes["A"]:
+        case = replace(case, factors=[values.view(count, *plan.factor_shapes["A"])])
+    after = count - count // 2 - 1
+    y, scales = case.forward(has_bias=False)
+    assert y.flatten().tolist() == [after] * num_tokens
+    case = replace(case, grad=torch.ones(num_tokens, 1))
+    grad_x = case.backward(scales)[0]
+    assert grad_x.flatten().tolist() == [after] * num_tokens
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nothing_comes_of_idle_experts_and_tokens(has_bias, threads):
+    take_few_tokens(BTT)
+    torch.set_num_threads(threads)
+    case = make(BTT, [[1, 4], [], [4, 1], []] * 12, 6, dtype=torch.float32)
+    y, scales = case.forward(has_bias)
+    idle = torch.tensor([1, 3] * 12) + torch.arange(12).repeat_interleave(2) * 4
+    assert torch.equal(y[idle], (case.bias if has_bias else 0 * case.bias).expand(24, -1))
+    assert torch.equal(scales, grouped.forward(BTT, case.x, case.factors, None, case.mixture)[1])
+    grad_x, _, grad_bias, *grads = case.backward(scales)
+    assert not grad_x[idle].any()
+    torch.testing.assert_close(grad_bias, case.grad.sum(0))  # of all tokens
+    for grad in grads:
+        assert not grad[[0, 2, 3, 5]].any()
+        assert grad[[1, 4]].abs().flatten(1).max(1).values.min() > 0
+
+
+@pytest.mark.parametrize("dtype", TOL)
+@pytest.mark.parametrize("num_tokens", [0, 5])
+def test_no_pairs_at_all(dtype, num_tokens):
+    case = make(BTT, [[]] * num_tokens, 3, dtype=dtype)
+    y, scales = case.forward()
+    assert torch.equal(y, case.bias.expand(num_tokens, -1))
+    assert scales.shape == (2, 3)
+    assert_right(case)
+
+
+@pytest.mark.parametrize("side", ["begin", "end"])
+@pytest.mark.parametrize("distance", [SHORT_RUN - 1, SHORT_RUN])
+def test_no_thread_has_a_short_run_of_an_expert(side, distance):
+    """A border near the middle of all pairs is where two threads part: sums have the same bits."""
+    half = 40
+    first = half - distance if side == "begin" else half + distance
+    case = make(BTT, [[0]] * first + [[1]] * (2 * half - first), 2, dtype=torch.float32)
+    take_few_tokens(BTT)
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        _, scales = case.forward()
+        found.append(case.backward(scales)[3:])
+    is_same = all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert is_same == (distance < SHORT_RUN)
+
+
+def test_rows_and_factors_in_any_layout():
+    case = make(BTT, spread(9, 4, 2), 4)
+    wide = torch.full((9, 3 * BTT.d_in), torch.nan, dtype=torch.float64)
+    wide[:, 5 : 5 + BTT.d_in] = case.x
+    assert_right(replace(case, x=wide[:, 5 : 5 + BTT.d_in]))
+    assert_right(replace(case, x=case.x.t().contiguous().t()))
+    assert_right(replace(case, x=case.x[:1].expand(9, -1), grad=case.grad[:1].expand(9, -1)))
+    assert_right(replace(case, grad=case.grad[:1, :1].expand(9, BTT.d_out)))
+    assert_right(replace(case, factors=[f.transpose(0, 1).contiguous().transpose(0, 1)
+                                        for f in case.factors]))  # fmt: skip
+    double = case.mixture.w_p.repeat_interleave(2)[::2]
+    assert_right(replace(case, mixture=replace(case.mixture, w_p=double)))
+
+
+@pytest.mark.parametrize("dtype", TOL)
+def test_no_number_stays_with_its_expert(dtype):
+    case = make(BTT, [[0], [1], [0, 1], [2]], 3, dtype=dtype)
+    case.factors[0][1].view(-1)[0] = torch.nan
+    y, scales = case.forward()
+    assert scales.isnan().tolist() == [[False, True, False], [False] * 3]
+    assert y.isnan().all(1).tolist() == [False, True, True, False]
+    grad_x, grad_w, grad_bias, *grads = case.backward(scales)
+    assert grad_x.isnan().all(1).tolist() == [False, True, True, False]
+    assert grad_w.isnan().tolist() == [False, False, True, True, False]  # by expert, then token
+    assert not grad_bias.isnan().any()
+    for grad in grads:
+        assert grad.flatten(1).isnan().all(1).tolist() == [False, True, False]
+
+
+def test_the_oracle_sees_small_changes():
+    case = make(BTT, spread(9, 4, 2), 4)
+    right_y, _, right = oracle(case)
+    y, scales = case.forward()
+    grads = case.backward(scales)
+    y[3, 2] += 1e-8
+    with pytest.raises(AssertionError, match="output"):
+        assert_near(y, right_y, torch.float64, "output")
+    for got, exact in zip(grads, right, strict=True):
+        got.view(-1)[-1] += 1e-8
+        with pytest.raises(AssertionError):
+            assert_near(got, exact, torch.float64, "gradient")
+
+
+BAD_TABLES = {
+    "a token too large": ([0, 1, 2, 3], [2, 4]),
+    "a token below 0": ([0, 1, -1, 2], [2, 4]),
+    "ends out of order": ([0, 1, 2, 0], [5, 4]),
+    "an end below 0": ([0, 1, 2, 0], [-1, 4]),
+    "too few pairs": ([0, 1, 2, 0], [2, 3]),
+    "too many pairs": ([0, 1, 2, 0], [2, 5]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_bad_tables(name):
+    case = make(BTT, [[0, 1], [0], [1]], 2)
+    _, scales = case.forward()
+    tokens, ends = (torch.tensor(numbers) for numbers in BAD_TABLES[name])
+    bad = replace(case, mixture=replace(case.mixture, tokens_p=tokens, ends_e=ends))
+    for call in (bad.forward, lambda: bad.backward(scales)):
+        with pytest.raises(el.EinlinearError, match="out of order or out of range"):
+            call()
+
+
+def test_tokens_are_not_read_where_rows_are_pairs():
+    case = make(BTT, [[0, 1], [0], [1]], 2, takes=False, adds=False)
+    strange = replace(case.mixture, tokens_p=case.mixture.tokens_p + 1000)
+    assert torch.equal(replace(case, mixture=strange).forward()[0], case.forward()[0])
+
+
+def test_bad_tensors():
+    case = make(BTT, [[0, 1], [0], [1]], 2)
+    mixture, (first, second) = case.mixture, case.factors
+    _, scales = case.forward()
+    bad = [
+        (r"\(3, 19\)(.|\n)*\(3, 20\)", {"x": case.x[:, :-1]}),
+        (r"\(2, 20\)(.|\n)*\(3, 20\)", {"x": case.x[:2]}),
+        ("float32", {"factors": [first.float(), second]}),
+        ("here it takes", {"factors": [first[:1], second]}),
+        (r"\(27,\)", {"bias": case.bias[1:]}),
+        ("int32", {"mixture": replace(mixture, tokens_p=mixture.tokens_p.int())}),
+        ("int32", {"mixture": replace(mixture, ends_e=mixture.ends_e.int())}),
+        (r"\(3,\)", {"mixture": replace(mixture, w_p=mixture.w_p[1:])}),
+    ]
+    for message, changes in bad:
+        with pytest.raises(el.EinlinearError, match=message):
+            replace(case, **changes).forward()
+    with pytest.raises(el.EinlinearError, match=r"\(2, 28\)(.|\n)*\(3, 28\)"):
+        replace(case, grad=case.grad[:2]).backward(scales)
+    with pytest.raises(el.EinlinearError, match=r"\(1, 2\)(.|\n)*\(2, 2\)"):
+        case.backward(scales[:1])
+    with pytest.raises(el.EinlinearError, match="float32"):
+        case.backward(scales.float())
