@@ -83,7 +83,8 @@ class _Mixture(torch.autograd.Function):
         y_te, scales_fe = direct_experts(
             x_td, w_p, bias, pairs.tokens, pairs.ends, list(factors), *ctx.where
         )
-        ctx.mark_non_differentiable(experts_tk)
+        has_gate = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        ctx.mark_non_differentiable(experts_tk, *([] if has_gate else [logits_te]))
         ctx.set_materialize_grads(False)
         table = (pairs.order, pairs.tokens, pairs.ends, experts_tk, weights_tk, w_p, scales_fe)
         ctx.save_for_backward(x_td, gate_ed, bias, *table, *factors)
