@@ -264,13 +264,12 @@ def test_results_of_a_token_are_added_in_the_order_of_experts(count, threads):
     )  # fmt: skip
     values = torch.ones(count)
     values[0], values[count // 2] = 2.0**30, -(2.0**30)
-    case = replace(case, x=torch.ones(num_tokens, 1), factors=[values.view(count, 1, 1)])
-    if case.factors[0].shape[1:] != plan.factor_shapes["A"]:
-        case = replace(case, factors=[values.view(count, *plan.factor_shapes["A"])])
+    ones = torch.ones(num_tokens, 1)
+    factor = values.view(count, *plan.factor_shapes["A"])
+    case = replace(case, x=ones, grad=ones, factors=[factor])
     after = count - count // 2 - 1
     y, scales = case.forward(has_bias=False)
     assert y.flatten().tolist() == [after] * num_tokens
-    case = replace(case, grad=torch.ones(num_tokens, 1))
     grad_x = case.backward(scales)[0]
     assert grad_x.flatten().tolist() == [after] * num_tokens
 
