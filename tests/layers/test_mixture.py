@@ -188,6 +188,19 @@ def test_gradients_of_a_penalty_on_gradients(wanted, mixed):
     assert_same(*found)
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_an_input_that_is_made_from_the_gate(create_graph, mixed):
+    """What goes through the input to the gate is counted once."""
+    layer, found = make(), []
+    for watcher in (nullcontext(), hooked(layer)):
+        with watcher:
+            loss = loss_of(layer, X + layer.gate.weight.sum(0).tanh(), ("y", "balance"))
+        parameters = list(layer.parameters())
+        found.append(torch.autograd.grad(loss, parameters, create_graph=create_graph))
+    assert len(mixed) == 1
+    assert_same(*found)
+
+
 class Nothing(torch.autograd.Function):
     """Passes its input on and has no gradient for it."""
 
