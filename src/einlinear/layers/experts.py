@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from einlinear.errors import EinlinearError
 from einlinear.layers import strided
@@ -145,12 +146,15 @@ class Work:
         tokens = self.tokens_p[share]
         return torch.index_select(rows, 0, tokens, out=into[: tokens.shape[0]])
 
-    def _put(self, rows: Tensor, share: slice, result: Tensor, is_added: bool) -> None:
-        """The results of some pairs, added to the rows of their tokens or put where they belong."""
-        if is_added:
-            rows.index_add_(0, self.tokens_p[share], result)
-        else:
-            rows[share] = result
+    def _sum(self, rows_pd: Tensor, u_p: Tensor | None, num_tokens: int) -> Tensor:
+        """The rows of all pairs of each token, weighted and added up."""
+        if not rows_pd.shape[0]:
+            return rows_pd.new_zeros(num_tokens, rows_pd.shape[1])
+        tokens_p, order_p = torch.sort(self.tokens_p, stable=True)
+        every = torch.arange(num_tokens, device=tokens_p.device)
+        starts = torch.searchsorted(tokens_p, every)
+        weights = None if u_p is None else u_p.index_select(0, order_p).to(rows_pd.dtype)
+        return embedding_bag(order_p, rows_pd, starts, mode="sum", per_sample_weights=weights)
 
     def scaled(self, w_p: Tensor, scales_fe: Tensor) -> Tensor:
         """The weights of pairs times all scales of their experts' factors."""
@@ -160,19 +164,16 @@ class Work:
 
     def forward(self, u_p: Tensor | None, bias: Tensor | None) -> Tensor:
         """The output rows; the bias is only for results that are added."""
-        x_rd, d_out, is_added = self.x_rd, self.plan.d_out, self.adds >= 0
-        y_re = x_rd.new_empty(self.adds if is_added else self.tokens_p.shape[0], d_out)
-        if is_added:
-            y_re.copy_(x_rd.new_zeros(()) if bias is None else bias)
+        x_rd = self.x_rd
         taken = x_rd.new_empty(self.most, self.plan.d_in) if self.takes else None
-        made = x_rd.new_empty(self.most, d_out)
+        y_pe = x_rd.new_empty(self.tokens_p.shape[0], self.plan.d_out)
         for expert, share in self._shares():
-            x_pd = self._take(x_rd, share, taken)
-            if u_p is not None:
-                x_pd = _weighted(x_pd, u_p[share], taken)
             own = [factor[expert] for factor in self.factors]
-            self._put(y_re, share, multiply_rows(self.plan, self.how, x_pd, own, made), is_added)
-        return y_re
+            multiply_rows(self.plan, self.how, self._take(x_rd, share, taken), own, y_pe[share])
+        if self.adds < 0:
+            return y_pe if u_p is None else _weighted(y_pe, u_p, y_pe)
+        y_te = self._sum(y_pe, u_p, self.adds)
+        return y_te if bias is None else y_te.add_(bias)
 
     def backward(
         self,
@@ -186,16 +187,15 @@ class Work:
         shrink_fe: what `expert_shrinkage` says, if factors are normalised.
         """
         plan, x_rd, grad_re = self.plan, self.x_rd, strided.rows(grad_re)
-        grad_x = None
-        if wanted[0]:
-            grad_x = torch.zeros_like(x_rd) if self.takes else torch.empty_like(x_rd)
         needs_dots = u_p is not None and (wanted[1] or shrink_fe is not None)
         grad_u = torch.zeros_like(u_p) if needs_dots and u_p is not None else None
         grads = [
             torch.empty_like(factor) if flag else None
             for factor, flag in zip(self.factors, wanted[3:], strict=True)
         ]
-        inputs, weighted, backs = x_rd.new_empty(3, self.most, plan.d_in)
+        inputs, weighted = x_rd.new_empty(2, self.most, plan.d_in)
+        has_backs = wanted[0] or needs_dots
+        backs = x_rd.new_empty(self.tokens_p.shape[0], plan.d_in) if has_backs else None
         taken = grad_re.new_empty(self.most, plan.d_out) if self.adds >= 0 else None
         for expert, share in self._shares():
             x_pd = self._take(x_rd, share, inputs if self.takes else None)
@@ -204,17 +204,18 @@ class Work:
             in_pd = x_pd if own_u is None else _weighted(x_pd, own_u, weighted)
             own = [factor[expert] for factor in self.factors]
             outs = [None if grad is None else grad[expert] for grad in grads]
-            into = backs if wanted[0] or needs_dots else None
+            into = None if backs is None else backs[share]
             back_pd = gradients_of_rows(plan, self.how, in_pd, own, g_pe, outs, into)
             if grad_u is not None and own_u is not None:
                 grad_u[share] = _row_dots(back_pd, x_pd)
                 if shrink_fe is not None:
                     _shrink_(outs, own, shrink_fe[:, expert] * (own_u @ grad_u[share]))
-            if grad_x is not None:
-                back_pd = back_pd if own_u is None else _weighted(back_pd, own_u, backs)
-                self._put(grad_x, share, back_pd, self.takes)
         self._clear_(grads)
-        return grad_x, grad_u, grads
+        if not wanted[0] or backs is None:
+            return None, grad_u, grads
+        if self.takes:
+            return self._sum(backs, u_p, x_rd.shape[0]), grad_u, grads
+        return backs if u_p is None else _weighted(backs, u_p, backs), grad_u, grads
 
     def _clear_(self, grads: Sequence[Tensor | None]) -> None:
         """Zeros for the experts that have no pairs."""
@@ -247,13 +248,15 @@ def _row_dots(a_pd: Tensor, b_pd: Tensor) -> Tensor:
 
 def multiply_rows(
     plan: Plan, how: str, x_pd: Tensor, factors: Sequence[Tensor], into: Tensor
-) -> Tensor:
-    """W x for the rows of one expert, perhaps in the buffer."""
+) -> None:
+    """W x for the rows of one expert."""
     if how == "matrix":
-        return torch.mm(x_pd, factors[0].view(plan.d_in, plan.d_out), out=into[: x_pd.shape[0]])
-    if how == "strided":
-        return strided.forward(plan, x_pd, factors, None)
-    return einsum_steps(plan, padded(x_pd, plan.d_in_padded), factors)[:, : plan.d_out]
+        torch.mm(x_pd, factors[0].view(plan.d_in, plan.d_out), out=into)
+    elif how == "strided":
+        into.copy_(strided.forward(plan, x_pd, factors, None))
+    else:
+        y_pe = einsum_steps(plan, padded(x_pd, plan.d_in_padded), factors)
+        into.copy_(y_pe[:, : plan.d_out])
 
 
 def gradients_of_rows(
