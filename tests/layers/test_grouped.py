@@ -412,3 +412,25 @@ def test_bad_tensors():
         case.backward(scales[:1])
     with pytest.raises(el.EinlinearError, match="float32"):
         case.backward(scales.float())
+
+
+def test_room_for_the_results_of_very_many_tokens_is_given_back():
+    """Each token's result is that of a call with fewer tokens, bit by bit."""
+    plan, tokens, width = el.make_plan(el.low_rank(rank=1), 2048, 2048), 17_000, 2048
+    x = torch.randn(tokens, width)
+    factors = [torch.randn(2, *plan.factor_shapes[step.factor]) for step in plan.steps]
+    every = torch.arange(tokens)
+
+    def both_experts(rows):
+        count = rows.shape[0]
+        pairs = torch.cat([every[:count], every[:count]])
+        ends = torch.tensor([count, 2 * count])
+        mixture = Mixture(pairs, ends, torch.full((2 * count,), 0.5), True, True, count)
+        return grouped.forward(plan, rows, factors, None, mixture)[0]
+
+    engine.release_workspace()
+    few = both_experts(x[-1000:])
+    assert 1000 * 2 * width * 4 < engine.workspace_bytes() < 2**28
+    many = both_experts(x)
+    assert engine.workspace_bytes() == 0
+    assert torch.equal(many[-1000:], few)

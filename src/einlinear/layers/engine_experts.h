@@ -8,7 +8,7 @@
    all results of its token are there; who brings the last adds them up, in the order of the experts,
    so that the sum does not depend on the threads. */
 
-enum { MIX_AT_ONCE = 8, LEAST_RUN = 8 };
+enum { MIX_AT_ONCE = 8, LEAST_RUN = 8, KEPT = 256 << 20 };
 
 typedef struct {
     Call call; /* what all have in common: factors and gradients are those of expert 0 */
@@ -390,6 +390,11 @@ static int read_group(Group *group, const int64_t *a) {
     return 0;
 }
 
+/* Results of many tokens take much room, which is kept for the next call only up to a size. */
+static void close_group(void) {
+    if (einlinear_workspace(0) > KEPT) einlinear_workspace(1);
+}
+
 /* Arguments: program dtype threads x x_row bias y y_row, those of read_group, factors...
    Factors hold those of all experts one after the other. With stds, factors are normalised, and the
    scales are written. Rows of x, rows of y are those of tokens (takes, adds) or of pairs. */
@@ -412,6 +417,7 @@ EXPORT int einlinear_experts_forward(const int64_t *a) {
     ask_for_large_pages(call->y, call->y_row, call);
     parallel(prepare_experts, &group, call->workers);
     parallel(run_experts, &group, call->workers);
+    close_group();
     return 0;
 }
 
@@ -470,5 +476,6 @@ EXPORT int einlinear_experts_backward(const int64_t *a) {
         }
         collect_bias(call);
     }
+    close_group();
     return 0;
 }
