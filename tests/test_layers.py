@@ -85,6 +85,11 @@ ORDER = [
     "studies.config_file",
     "studies.schedule",
     "studies.record",
+    "studies.observations",
+    "studies.law",
+    "studies.resample",
+    "studies.fit",
+    "studies.multiplier",
     "studies.routing_plot",
     "studies.directory",
     "studies.checkpoint",
@@ -137,6 +142,11 @@ WITHOUT_TORCH = [
     "studies.schedule",
     "studies.record",
     "studies.directory",
+    "studies.observations",
+    "studies.law",
+    "studies.resample",
+    "studies.fit",
+    "studies.multiplier",
 ]
 
 

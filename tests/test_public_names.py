@@ -51,6 +51,12 @@ CONTRACT = [
     "RunRecord",
     "read_record",
     "train",
+    "Observations",
+    "read_observations",
+    "frontier",
+    "fit_power_law",
+    "compute_multiplier",
+    "linf_table",
 ]
 
 

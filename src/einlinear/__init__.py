@@ -61,9 +61,19 @@ if TYPE_CHECKING:
     from einlinear.studies.config import RunConfig as RunConfig
     from einlinear.studies.config_file import load_config as load_config
     from einlinear.studies.directory import read_record as read_record
+    from einlinear.studies.fit import Fit as Fit
+    from einlinear.studies.fit import PowerLaw as PowerLaw
+    from einlinear.studies.fit import fit_power_law as fit_power_law
+    from einlinear.studies.fit import frontier as frontier
     from einlinear.studies.landscape import Landscape as Landscape
     from einlinear.studies.landscape_runs import LandscapeConfig as LandscapeConfig
     from einlinear.studies.landscape_sweep import landscape as landscape
+    from einlinear.studies.multiplier import LinfRow as LinfRow
+    from einlinear.studies.multiplier import Multiplier as Multiplier
+    from einlinear.studies.multiplier import compute_multiplier as compute_multiplier
+    from einlinear.studies.multiplier import linf_table as linf_table
+    from einlinear.studies.observations import Observations as Observations
+    from einlinear.studies.observations import read_observations as read_observations
     from einlinear.studies.prepare import prepare as prepare
     from einlinear.studies.record import RunRecord as RunRecord
     from einlinear.studies.tasks.catalogue import open_task as open_task
@@ -126,6 +136,16 @@ _HOMES = {
     "RunRecord": "studies.record",
     "read_record": "studies.directory",
     "train": "studies.train",
+    "Observations": "studies.observations",
+    "read_observations": "studies.observations",
+    "frontier": "studies.fit",
+    "Fit": "studies.fit",
+    "PowerLaw": "studies.fit",
+    "fit_power_law": "studies.fit",
+    "Multiplier": "studies.multiplier",
+    "compute_multiplier": "studies.multiplier",
+    "LinfRow": "studies.multiplier",
+    "linf_table": "studies.multiplier",
     "prepare": "studies.prepare",
     "open_task": "studies.tasks.catalogue",
 }

@@ -1,0 +1,265 @@
+"""Scaling laws: the frontier of many runs, and power laws with intervals fitted to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite, log, nan
+from typing import Literal
+
+import numpy as np
+
+from einlinear.errors import EinlinearError
+from einlinear.structures.values import whole_number
+from einlinear.studies.law import Laws, Sharing
+from einlinear.studies.observations import Floats, Observations, as_observations
+from einlinear.studies.record import RunRecord
+from einlinear.studies.resample import (
+    Problem,
+    Selection,
+    all_points,
+    interval,
+    make_column,
+    make_problem,
+    selected,
+    solve,
+    solve_samples,
+    used,
+)
+
+Data = Observations | Iterable[RunRecord]
+Linf = float | Literal["fitted", "shared"]
+Method = Literal["robust", "paper"]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PowerLaw:
+    """L = linf + b C^-a of one structure, with the intervals of its three numbers.
+
+    r2: share of the variance of log L that the law explains.
+    rms: of the residuals of log L; 0.01 is one per cent of the loss.
+    num_points, num_runs: how many points were used, and of how many runs.
+    decades: powers of ten between their least and most compute.
+    """
+
+    structure: str
+    linf: float
+    b: float
+    a: float
+    linf_interval: Interval
+    b_interval: Interval
+    a_interval: Interval
+    r2: float
+    rms: float
+    num_points: int
+    num_runs: int
+    decades: float
+
+    def loss(self, compute: float) -> float:
+        """The loss that the law gives for some compute."""
+        return float(self.linf + np.exp(log(self.b) - self.a * log(compute)))
+
+    def compute(self, loss: float) -> float:
+        """The compute at which the law reaches a loss; infinite if never."""
+        if loss <= self.linf:
+            return float("inf")
+        return float(np.exp((log(self.b) - log(loss - self.linf)) / self.a))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Fit:
+    """The power laws of all structures, how they were found, and the points they were fitted to.
+
+    level: of the intervals.
+    resamples: how many samples of the runs they come from.
+    points: the observations that counted.
+    """
+
+    laws: tuple[PowerLaw, ...]
+    method: Method
+    linf: Linf
+    level: float
+    resamples: int
+    points: Observations
+
+    def __getitem__(self, structure: str) -> PowerLaw:
+        for law in self.laws:
+            if law.structure == structure:
+                return law
+        raise EinlinearError(
+            what=f"there is no law of {structure!r}",
+            rule="a fit has a law for every structure observed",
+            fix=f"give one of {', '.join(law.structure for law in self.laws)}",
+        )
+
+    def __str__(self) -> str:
+        """A table of the laws, with the intervals in brackets."""
+        width = max(9, *(len(law.structure) for law in self.laws))
+        lines = [f"{'structure':{width}}  {'a':24} {'linf':24} {'rms':8} points  decades"]
+        for law in self.laws:
+            a = f"{law.a:.4g} [{law.a_interval[0]:.3g}, {law.a_interval[1]:.3g}]"
+            linf = f"{law.linf:.4g} [{law.linf_interval[0]:.3g}, {law.linf_interval[1]:.3g}]"
+            row = f"{law.structure:{width}}  {a:24} {linf:24} {law.rms:<8.2g} "
+            lines.append(row + f"{law.num_points:<7} {law.decades:.2g}")
+        return "\n".join(lines)
+
+
+def frontier(
+    observations: Data, *, hull: bool = False, linf: float = 0.0, tolerance: float = 0.05
+) -> Observations:
+    """The points that no other of the same structure beats with as much compute or less.
+
+    Of points that are equal in both the first stays.
+
+    Args:
+        observations: or records, whose compute is then multiply-adds.
+        hull: the paper's recipe instead: points on the lower convex hull of log C and
+            log(L - linf), and points less than `tolerance` above it.
+        linf: for the hull only.
+        tolerance: for the hull only; the paper used 0.02 to 0.05.
+    """
+    data = as_observations(observations)
+    _check_tolerance(tolerance)
+    columns = tuple(make_column(data, structure) for structure in data.structures)
+    lowest = float(data.loss.min())
+    if hull and not 0 <= linf < lowest:
+        raise _bad_linf(linf, lowest)
+    selection: Selection = "hull" if hull else "frontier"
+    settings: tuple[Selection, Sharing, float, float] = (selection, "given", linf, tolerance)
+    return data.take(used(Problem(data.structures, columns, np.zeros(len(columns)), *settings)))
+
+
+def fit_power_law(
+    observations: Data,
+    *,
+    linf: Linf = "fitted",
+    points: Literal["frontier", "all"] = "frontier",
+    method: Method = "robust",
+    tolerance: float = 0.05,
+    level: float = 0.9,
+    resamples: int = 500,
+    seed: int = 0,
+) -> Fit:
+    """The power law L = linf + b C^-a of each structure, with intervals.
+
+    Minimised is Huber's cost of log L - log(linf + b C^-a): a residual is a share of the loss, and
+    a run that went wrong counts little. Intervals are percentiles over samples of the runs: groups
+    are drawn again from those of the structure, then seeds from those of the group, and frontier
+    and law are found anew. Checked by: test_fit.py::test_intervals_cover.
+
+    Args:
+        observations: or records, whose compute is then multiply-adds.
+        linf: "fitted" for each structure, "shared" by all, or a number.
+        points: "frontier", or "all" where every point is an optimum already.
+        method: "robust", or "paper": the hull and ordinary least squares at a given linf.
+        tolerance: of the paper's hull.
+        level: of the intervals.
+        resamples: samples for the intervals; 0 is no intervals.
+        seed: of the samples.
+    """
+    data = as_observations(observations)
+    check_level(level)
+    whole_number(resamples, "resamples", 0)
+    problem = pose(data, linf, points, method, tolerance)
+    found = solve(problem)
+    parts = [laws for _, laws in solve_samples(problem, found, resamples, seed)]
+    laws = _make_laws(problem, data, found[0], parts, level)
+    return Fit(laws, method, linf, level, resamples, data.take(used(problem)))
+
+
+def pose(data: Observations, linf: Linf, points: str, method: Method, tolerance: float) -> Problem:
+    """The problem that the arguments of `fit_power_law` stand for."""
+    _check_tolerance(tolerance)
+    _check_choice("method", method, ("robust", "paper"))
+    _check_choice("points", points, ("frontier", "all"))
+    if isinstance(linf, str):
+        _check_choice("linf", linf, ("fitted", "shared"), " or a number")
+        if method == "paper":
+            raise EinlinearError(
+                what=f'method is "paper", linf {linf!r}',
+                rule="the paper's recipe subtracts a linf that is given",
+                fix="give a number, such as linf=0.0, and look at linf_table",
+            )
+        sharing: Sharing = "shared" if linf == "shared" else "fitted"
+        value = 0.0
+    else:
+        sharing, value = "given", float(linf)
+    selection: Selection = "all" if points == "all" else "frontier"
+    return make_problem(data, "hull" if method == "paper" else selection, sharing, value, tolerance)
+
+
+def _make_laws(
+    problem: Problem, data: Observations, found: Laws, parts: list[Laws], level: float
+) -> tuple[PowerLaw, ...]:
+    points = all_points(problem)
+    residuals = points.y - found.log_loss(points.x)
+    log_b = found.scale + found.a * problem.centre
+    none = np.full(log_b.shape, nan)
+    linf = np.concatenate([part.linf for part in parts] or [none])
+    a = np.concatenate([part.a for part in parts] or [none])
+    scale = np.concatenate([part.scale for part in parts] or [none])
+    with np.errstate(over="ignore"):
+        b = np.exp(scale + a * problem.centre)
+    ends = [interval(samples, level) for samples in (linf, b, a)]
+    laws = []
+    for s, structure in enumerate(problem.structures):
+        has = points.weight[0, s] > 0
+        x, y, residual = points.x[0, s][has], points.y[0, s][has], residuals[0, s][has]
+        column = problem.columns[s]
+        runs = column.run[selected(column, np.ones((1, len(column.x))), problem)[0] > 0]
+        bounds = [(float(low[s]), float(high[s])) for low, high in ends]
+        laws.append(
+            PowerLaw(
+                structure,
+                float(found.linf[0, s]),
+                float(np.exp(log_b[0, s])),
+                float(found.a[0, s]),
+                *bounds,
+                r2=_explained(y, residual),
+                rms=float(np.sqrt(np.mean(residual**2))),
+                num_points=len(x),
+                num_runs=len(np.unique(runs)),
+                decades=float(np.ptp(x) / log(10)),
+            )
+        )
+    return tuple(laws)
+
+
+def _explained(y: Floats, residual: Floats) -> float:
+    total = float(((y - y.mean()) ** 2).sum())
+    return 1 - float((residual**2).sum()) / total if total else nan
+
+
+def check_level(level: float) -> None:
+    """Refuse a level that is no share."""
+    if not 0 < level < 1:
+        raise EinlinearError(
+            what=f"level is {level!r}", rule="level is between 0 and 1", fix="give level=0.9"
+        )
+
+
+def _check_tolerance(tolerance: float) -> None:
+    if not (isfinite(tolerance) and tolerance >= 0):
+        raise EinlinearError(
+            what=f"tolerance is {tolerance!r}",
+            rule="tolerance is a share of 0 or more above the hull",
+            fix="give tolerance=0.05",
+        )
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...], more: str = "") -> None:
+    if value not in choices:
+        raise EinlinearError(
+            what=f"{name} is {value!r}",
+            rule=f"{name} is one of {', '.join(choices)}{more}",
+            fix=f'give {name}="{choices[0]}"',
+        )
+
+
+def _bad_linf(linf: float, lowest: float) -> EinlinearError:
+    return EinlinearError(
+        what=f"linf is {linf:g}, the lowest loss is {lowest:g}",
+        rule="linf is 0 or more, and below all losses",
+        fix="give a lower linf",
+    )

@@ -1,0 +1,241 @@
+"""Compute multipliers: how many times the compute a reference needs for the same loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+
+from einlinear.errors import EinlinearError
+from einlinear.structures.values import whole_number
+from einlinear.studies.fit import Data, Interval, Linf, Method, check_level, fit_power_law, pose
+from einlinear.studies.law import Bools, Laws, Points
+from einlinear.studies.observations import Floats, Observations, as_observations
+from einlinear.studies.resample import Problem, all_points, interval, solve, solve_samples
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Multiplier:
+    """lambda(L) = C_reference(L) / C(L) of one structure, as a curve and as one number.
+
+    losses, values, low, high: the curve by both laws, with the interval at each loss.
+    is_extrapolated: at each loss, whether it is outside the losses of either frontier.
+    mean, std: of C_reference(L_i) / C_i over the points (C_i, L_i) of the structure's frontier, of
+        which there are num_points: those with losses that the reference has reached, too.
+    median: of the same; points near linf can make the mean and the deviation as large as you like.
+    mean_interval, median_interval: of the two.
+    mean_is_extrapolated: whether there are no such points, so that all points were used.
+    """
+
+    structure: str
+    reference: str
+    losses: Floats
+    values: Floats
+    low: Floats
+    high: Floats
+    is_extrapolated: Bools
+    mean: float
+    std: float
+    median: float
+    num_points: int
+    mean_interval: Interval
+    median_interval: Interval
+    mean_is_extrapolated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinfRow:
+    """The law of one structure at one given linf; the multiplier is the mean over observations."""
+
+    linf: float
+    structure: str
+    a: float
+    b: float
+    r2: float
+    rms: float
+    multiplier: float
+
+
+def compute_multiplier(
+    observations: Data,
+    reference: str = "dense",
+    *,
+    linf: Linf = "shared",
+    method: Method = "robust",
+    losses: Sequence[float] | None = None,
+    level: float = 0.9,
+    resamples: int = 500,
+    seed: int = 0,
+) -> dict[str, Multiplier]:
+    """The multiplier of every structure but the reference: 2 is half the reference's compute.
+
+    Args:
+        observations: or records, whose compute is then multiply-adds.
+        reference: the structure to compare with.
+        linf: "shared" by all laws, "fitted" for each, or a number.
+        method: as in `fit_power_law`.
+        losses: of the curve; 41 between the lowest and the highest of all frontiers unless given.
+        level: of the intervals.
+        resamples: samples of the runs for the intervals; 0 is no intervals.
+        seed: of the samples.
+    """
+    data = as_observations(observations)
+    data.of(reference)
+    whole_number(resamples, "resamples", 0)
+    check_level(level)
+    problem = pose(data, linf, "frontier", method, 0.05)
+    if len(problem.structures) < 2:
+        raise EinlinearError(
+            what=f"there is no structure but {reference!r}",
+            rule="a multiplier compares a structure with a reference",
+            fix="add runs of another structure",
+        )
+    return _compare(problem, problem.structures.index(reference), losses, level, resamples, seed)
+
+
+def _compare(
+    problem: Problem,
+    here: int,
+    losses: Sequence[float] | None,
+    level: float,
+    resamples: int,
+    seed: int,
+) -> dict[str, Multiplier]:
+    """The multipliers of all structures; `here` is the place of the reference."""
+    found = solve(problem)
+    points = all_points(problem)
+    ranges = _loss_ranges(points)
+    grid = _grid(ranges, losses)
+    bounds, is_beyond = _bounds(points, ranges, here)
+    curve = _curve(problem, found[0], grid, here)
+    ours = _over_points(problem, points, found[0], here, bounds)
+    curves, averages = [np.full_like(curve, nan)], [np.full((1, 4, len(ranges)), nan)]
+    for sample, laws in solve_samples(problem, found, resamples, seed):
+        curves.append(_curve(problem, laws, grid, here))
+        averages.append(_over_points(problem, sample, laws, here, bounds))
+    low, high = interval(np.concatenate(curves), level)
+    ends = np.stack(interval(np.concatenate(averages), level))
+    mean, std, median, count = ours[0]
+    outside = (grid < ranges[:, :1]) | (grid > ranges[:, 1:])
+    return {
+        structure: Multiplier(
+            structure=structure,
+            reference=problem.structures[here],
+            losses=grid,
+            values=curve[0, s],
+            low=low[s],
+            high=high[s],
+            is_extrapolated=outside[s] | outside[here],
+            mean=float(mean[s]),
+            std=float(std[s]),
+            median=float(median[s]),
+            num_points=int(count[s]),
+            mean_interval=(float(ends[0, 0, s]), float(ends[1, 0, s])),
+            median_interval=(float(ends[0, 2, s]), float(ends[1, 2, s])),
+            mean_is_extrapolated=bool(is_beyond[s]),
+        )
+        for s, structure in enumerate(problem.structures)
+        if s != here
+    }
+
+
+def _loss_ranges(points: Points) -> Floats:
+    """Lowest and highest loss of each structure, of the points that count."""
+    has = points.weight[0] > 0
+    low = np.where(has, points.y[0], np.inf).min(-1)
+    high = np.where(has, points.y[0], -np.inf).max(-1)
+    return np.asarray(np.exp(np.stack([low, high], axis=-1)))
+
+
+def _grid(ranges: Floats, losses: Sequence[float] | None) -> Floats:
+    if losses is None:
+        return np.geomspace(ranges.min(), ranges.max(), 41)
+    grid = np.asarray(losses, dtype=float)
+    if grid.ndim != 1 or not len(grid) or not (np.isfinite(grid) & (grid > 0)).all():
+        raise EinlinearError(
+            what=f"losses is {losses!r}",
+            rule="losses are finite numbers above 0",
+            fix=f"give some between {ranges.min():.4g} and {ranges.max():.4g}",
+        )
+    return grid
+
+
+def _bounds(points: Points, ranges: Floats, here: int) -> tuple[Floats, Bools]:
+    """The losses whose points are averaged, and whether there are none inside the reference's."""
+    slack = 1e-9  # the ends themselves are inside, also after log and exp
+    low, high = ranges[here, 0] * (1 - slack), ranges[here, 1] * (1 + slack)
+    loss = np.exp(points.y[0])
+    is_beyond = ~((points.weight[0] > 0) & (loss >= low) & (loss <= high)).any(-1)
+    bounds = np.where(is_beyond[:, None], [0.0, np.inf], [low, high])
+    return bounds, is_beyond
+
+
+def _curve(problem: Problem, laws: Laws, losses: Floats, here: int) -> Floats:
+    """The ratio, of samples x structures x losses; nan where neither law reaches the loss."""
+    x = laws.log_compute(losses) + problem.centre[:, None]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(np.exp(x[:, here, None] - x))
+
+
+def _over_points(problem: Problem, points: Points, laws: Laws, here: int, bounds: Floats) -> Floats:
+    """Mean, deviation, median and number of C_reference(L_i) / C_i: samples x 4 x structures.
+
+    Points at losses that the reference's law never reaches have no such number.
+    """
+    loss = np.exp(points.y)
+    reference = Laws(*(v[:, here, None] for v in (laws.linf, laws.scale, laws.a)))
+    needed = reference.log_compute(loss) + problem.centre[here]
+    inside = (loss >= bounds[:, :1]) & (loss <= bounds[:, 1:]) & np.isfinite(needed)
+    weight = points.weight * inside
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        ratio = np.exp(np.where(inside, needed - points.x - problem.centre[:, None], 0.0))
+        total = weight.sum(-1)
+        mean = (weight * ratio).sum(-1) / total
+        spread = (weight * (ratio - mean[..., None]) ** 2).sum(-1)
+        std = np.sqrt(spread / np.maximum(total - 1, 1))
+    return np.stack([mean, std, _median(ratio, weight), total], axis=1)
+
+
+def _median(values: Floats, weight: Floats) -> Floats:
+    """The value, along the last axis, below and above which there is half of the weight."""
+    order = np.argsort(np.where(weight > 0, values, np.inf), axis=-1)
+    ordered = np.take_along_axis(values, order, -1)
+    share = np.cumsum(np.take_along_axis(weight, order, -1), -1)
+    half = share[..., -1:] / 2
+    low, high = (share < half).sum(-1, keepdims=True), (share <= half).sum(-1, keepdims=True)
+    last = values.shape[-1] - 1
+    ends = [np.take_along_axis(ordered, np.minimum(k, last), -1)[..., 0] for k in (low, high)]
+    return np.where(half[..., 0] > 0, (ends[0] + ends[1]) / 2, nan)
+
+
+def linf_table(
+    observations: Data, values: Sequence[float] | None = None, reference: str = "dense"
+) -> tuple[LinfRow, ...]:
+    """The laws and multipliers at several given linf: how far conclusions hang on it.
+
+    One or two decades of compute do not say what linf is. Where a conclusion changes within this
+    table, the data do not support it.
+
+    Args:
+        observations: or records, whose compute is then multiply-adds.
+        values: the linf; 0, 0.3, 0.6, 0.8 and 0.9 of the lowest loss unless given.
+        reference: of the multipliers.
+    """
+    data = as_observations(observations)
+    if values is None:
+        values = [share * float(data.loss.min()) for share in (0.0, 0.3, 0.6, 0.8, 0.9)]
+    return tuple(row for value in values for row in _rows_at(data, float(value), reference))
+
+
+def _rows_at(data: Observations, linf: float, reference: str) -> list[LinfRow]:
+    fit = fit_power_law(data, linf=linf, resamples=0)
+    means = {reference: 1.0}
+    if len(fit.laws) > 1:
+        found = compute_multiplier(data, reference, linf=linf, resamples=0)
+        means |= {name: multiplier.mean for name, multiplier in found.items()}
+    return [
+        LinfRow(linf, law.structure, law.a, law.b, law.r2, law.rms, means.get(law.structure, nan))
+        for law in fit.laws
+    ]
