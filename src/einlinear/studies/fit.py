@@ -30,6 +30,7 @@ from einlinear.studies.resample import (
 Data = Observations | Iterable[RunRecord]
 Linf = float | Literal["fitted", "shared"]
 Method = Literal["robust", "paper"]
+Choice = Literal["frontier", "inner", "all"]
 Interval = tuple[float, float]
 
 
@@ -134,7 +135,7 @@ def fit_power_law(
     observations: Data,
     *,
     linf: Linf = "fitted",
-    points: Literal["frontier", "all"] = "frontier",
+    points: Choice = "frontier",
     method: Method = "robust",
     tolerance: float = 0.05,
     level: float = 0.9,
@@ -151,7 +152,8 @@ def fit_power_law(
     Args:
         observations: or records, whose compute is then multiply-adds.
         linf: "fitted" for each structure, "shared" by all, or a number.
-        points: "frontier", or "all" where every point is an optimum already.
+        points: "frontier"; "inner", without the runs at its two ends, which go beyond where they
+            are the best choice; or "all", where every point is an optimum already.
         method: "robust", or "paper": the hull and ordinary least squares at a given linf.
         tolerance: of the paper's hull.
         level: of the intervals.
@@ -168,11 +170,13 @@ def fit_power_law(
     return Fit(laws, method, linf, level, resamples, data.take(used(problem)))
 
 
-def pose(data: Observations, linf: Linf, points: str, method: Method, tolerance: float) -> Problem:
+def pose(
+    data: Observations, linf: Linf, points: Choice, method: Method, tolerance: float
+) -> Problem:
     """The problem that the arguments of `fit_power_law` stand for."""
     _check_tolerance(tolerance)
     _check_choice("method", method, ("robust", "paper"))
-    _check_choice("points", points, ("frontier", "all"))
+    _check_choice("points", points, ("frontier", "inner", "all"))
     if isinstance(linf, str):
         _check_choice("linf", linf, ("fitted", "shared"), " or a number")
         if method == "paper":
@@ -185,8 +189,8 @@ def pose(data: Observations, linf: Linf, points: str, method: Method, tolerance:
         value = 0.0
     else:
         sharing, value = "given", float(linf)
-    selection: Selection = "all" if points == "all" else "frontier"
-    return make_problem(data, "hull" if method == "paper" else selection, sharing, value, tolerance)
+    selection: Selection = "hull" if method == "paper" else points
+    return make_problem(data, selection, sharing, value, tolerance)
 
 
 def _make_laws(

@@ -17,7 +17,7 @@ MAX_STEPS = 200
 LEAST_SCALE = 1e-6  # of residuals; below it all points count in full
 HUBER = 1.345  # in deviations: 95 % efficiency where the noise is normal
 SETTLED = 1e-7  # a step that lowers the cost by less than this share is the last
-BELOW = 0.999  # the highest linf, as a share of the lowest loss
+BELOW = 1 - 1e-6  # the highest linf, as a share of the lowest loss
 DEPTH = 8  # see `candidates`
 
 
@@ -26,15 +26,17 @@ class Points:
     """Points of samples x structures, filled up with points of weight 0.
 
     x is the logarithm of compute, less `centre` of the structure; y the logarithm of the loss.
+    is_frontier: whether they are the lowest losses, so that no law stays above one of them.
     """
 
     x: Floats
     y: Floats
     weight: Floats
+    is_frontier: bool
 
     def rows(self, index: NDArray[np.int64]) -> Points:
         """Some of the samples."""
-        return Points(self.x[index], self.y[index], self.weight[index])
+        return Points(self.x[index], self.y[index], self.weight[index], self.is_frontier)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +137,19 @@ def _cost(points: Points, laws: Laws, bend: float) -> Floats:
 
 
 def _highest_linf(points: Points, sharing: Sharing) -> Floats:
-    """A law must be able to reach every loss that was reached, so linf stays below them all."""
-    lowest = np.exp(np.where(points.weight > 0, points.y, np.inf).min(-1))
+    """The upper bound of linf.
+
+    The law of a frontier must be able to reach every loss that was reached. Where points scatter to
+    both sides of the law, some may be below linf.
+    """
+    loss = np.exp(points.y)
+    if points.is_frontier:
+        bound = BELOW * np.where(points.weight > 0, loss, np.inf).min(-1)
+    else:
+        bound = np.where(points.weight > 0, loss, 0.0).max(-1)
     if sharing == "shared":
-        lowest = np.broadcast_to(lowest.min(-1, keepdims=True), lowest.shape)
-    return np.asarray(BELOW * lowest)
+        return np.broadcast_to(bound.min(-1, keepdims=True), bound.shape)
+    return np.asarray(bound)
 
 
 def _step(
@@ -190,7 +200,8 @@ def robust_fit(points: Points, start: Laws, bend: float, sharing: Sharing) -> La
     if sharing == "shared":
         return _descend(points, start, bend, sharing)
     shape = start.linf.shape  # structures that share nothing are samples of their own
-    alone = Points(*(v.reshape(-1, 1, v.shape[-1]) for v in (points.x, points.y, points.weight)))
+    x, y, weight = (v.reshape(-1, 1, v.shape[-1]) for v in (points.x, points.y, points.weight))
+    alone = Points(x, y, weight, points.is_frontier)
     begin = Laws(*(v.reshape(-1, 1) for v in (start.linf, start.scale, start.a)))
     laws = _descend(alone, begin, bend, sharing)
     return Laws(*(v.reshape(shape) for v in (laws.linf, laws.scale, laws.a)))

@@ -10,7 +10,16 @@ import numpy as np
 
 from einlinear.errors import EinlinearError
 from einlinear.structures.values import whole_number
-from einlinear.studies.fit import Data, Interval, Linf, Method, check_level, fit_power_law, pose
+from einlinear.studies.fit import (
+    Choice,
+    Data,
+    Interval,
+    Linf,
+    Method,
+    check_level,
+    fit_power_law,
+    pose,
+)
 from einlinear.studies.law import Bools, Laws, Points
 from einlinear.studies.observations import Floats, Observations, as_observations
 from einlinear.studies.resample import Problem, all_points, interval, solve, solve_samples
@@ -63,6 +72,7 @@ def compute_multiplier(
     reference: str = "dense",
     *,
     linf: Linf = "shared",
+    points: Choice = "frontier",
     method: Method = "robust",
     losses: Sequence[float] | None = None,
     level: float = 0.9,
@@ -75,6 +85,7 @@ def compute_multiplier(
         observations: or records, whose compute is then multiply-adds.
         reference: the structure to compare with.
         linf: "shared" by all laws, "fitted" for each, or a number.
+        points: as in `fit_power_law`.
         method: as in `fit_power_law`.
         losses: of the curve; 41 between the lowest and the highest of all frontiers unless given.
         level: of the intervals.
@@ -85,7 +96,7 @@ def compute_multiplier(
     data.of(reference)
     whole_number(resamples, "resamples", 0)
     check_level(level)
-    problem = pose(data, linf, "frontier", method, 0.05)
+    problem = pose(data, linf, points, method, 0.05)
     if len(problem.structures) < 2:
         raise EinlinearError(
             what=f"there is no structure but {reference!r}",

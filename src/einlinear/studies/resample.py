@@ -24,9 +24,9 @@ from einlinear.studies.law import (
 )
 from einlinear.studies.observations import Floats, Ints, Names, Observations
 
-Selection = Literal["frontier", "all", "hull"]
+Selection = Literal["frontier", "inner", "all", "hull"]
 
-CHUNK = 2_000_000  # numbers of an array; samples are fitted in parts of this size
+CHUNK = 300_000  # numbers of an array; samples are fitted in parts of this size
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Column:
 
     index: where they stand in the observations.
     x, y: logarithms of compute and loss.
-    run: number of the run of each point.
+    run, group: number of the run of each point, and of its group.
     members: the runs of each group, filled up with 0; sizes says how many there are.
     """
 
@@ -43,6 +43,7 @@ class Column:
     x: Floats
     y: Floats
     run: Ints
+    group: Ints
     members: Ints
     sizes: Ints
 
@@ -53,7 +54,7 @@ class Column:
 
     def take(self, keep: Bools) -> Column:
         """Some of the points; runs and groups stay."""
-        parts = (self.index[keep], self.x[keep], self.y[keep], self.run[keep])
+        parts = (self.index[keep], self.x[keep], self.y[keep], self.run[keep], self.group[keep])
         return Column(*parts, self.members, self.sizes)
 
 
@@ -98,7 +99,7 @@ def make_column(observations: Observations, structure: str) -> Column:
     by_group = np.argsort(group, kind="stable")
     place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     members[group[by_group], place] = by_group
-    return Column(index, x[order], y[order], run, members, sizes)
+    return Column(index, x[order], y[order], run, group[run], members, sizes)
 
 
 def _codes(values: Names) -> tuple[Ints, Ints]:
@@ -128,8 +129,9 @@ def selected(column: Column, weight: Floats, problem: Problem) -> Floats:
     """The weights of samples x points, 0 for points that do not count."""
     if problem.selection == "all":
         return weight
-    if problem.selection == "frontier":
-        return weight * on_frontier(np.where(weight > 0, column.y, np.inf))
+    if problem.selection != "hull":
+        front = on_frontier(np.where(weight > 0, column.y, np.inf))
+        return weight * (_inner(front, column.group) if problem.selection == "inner" else front)
     above = np.log(np.exp(column.y) - problem.linf)
     counts = np.zeros_like(weight)
     for row, mine in zip(counts, weight, strict=True):
@@ -137,6 +139,13 @@ def selected(column: Column, weight: Floats, problem: Problem) -> Floats:
         near = held[near_hull(column.x[held], above[held], problem.tolerance)]
         row[near] = mine[near]
     return counts
+
+
+def _inner(front: Bools, group: Ints) -> Bools:
+    """The frontier without the groups at its two ends, which no neighbour has overtaken there."""
+    first = front.argmax(-1)
+    last = front.shape[-1] - 1 - front[..., ::-1].argmax(-1)
+    return np.asarray(front & (group != group[first][:, None]) & (group != group[last][:, None]))
 
 
 def _draw(column: Column, random: np.random.Generator, samples: int) -> Floats:
@@ -158,7 +167,8 @@ def _gather(problem: Problem, weights: list[Floats]) -> Points:
     samples = len(weights[0])
     most = max(int((weight > 0).sum(-1).max()) for weight in weights)
     shape = (samples, len(weights), max(most, 1))
-    points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape))
+    is_frontier = problem.selection != "all"
+    points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape), is_frontier)
     for s, (column, weight) in enumerate(zip(problem.columns, weights, strict=True)):
         row, place = np.nonzero(weight)
         sizes = np.bincount(row, minlength=samples)
@@ -191,7 +201,7 @@ def make_problem(
     """The problem with every point that may count, its centres in place."""
     structures = observations.structures
     columns = [make_column(observations, structure) for structure in structures]
-    if selection == "frontier":
+    if selection in ("frontier", "inner"):
         columns = [column.take(_may_count(column)) for column in columns]
     lowest = min(float(np.exp(column.y.min())) for column in columns)
     if sharing == "given" and not 0 <= linf < lowest:
@@ -230,7 +240,7 @@ def _check_enough(problem: Problem, points: Points) -> None:
         if count < _least(problem):
             given = "given" if problem.sharing == "given" else "fitted"
             raise EinlinearError(
-                what=f"{structure!r} has {count} points on its frontier",
+                what=f"{structure!r} has {count} points that count",
                 rule=f"a power law with linf {given} needs {_least(problem)} or more",
                 fix="add runs of other sizes, or give linf",
             )
