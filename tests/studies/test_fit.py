@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import einlinear as el
 from einlinear.studies.law import BELOW
 from einlinear.studies.record import Counts, Point
+from einlinear.studies.resample import draw, make_column, make_problem
 
 A, B, LINF = 0.3, 300.0, 1.5
 
@@ -84,6 +85,32 @@ def test_the_hull_by_brute_force(points, tolerance):
     assert sorted(zip(found.compute, found.loss - 2.0, strict=True)) == hull_by_force(
         rows, tolerance
     )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_hull_of_points_near_a_law_by_brute_force(seed):
+    _, compute, loss, _ = optima(np.random.default_rng(seed), 30, 0.03)
+    rows = list(zip(compute.tolist(), loss.tolist(), strict=True))
+    data = el.Observations([str(i) for i in range(30)], compute, loss)
+    found = el.frontier(data, hull=True, tolerance=0.01)
+    assert sorted(zip(found.compute, found.loss, strict=True)) == hull_by_force(rows, 0.01)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_only_points_behind_many_runs_are_dropped(seed):
+    random = np.random.default_rng(seed)
+    compute, loss = random.uniform(1, 9, (2, 300))
+    run = random.integers(0, 40, 300)
+    data = el.Observations([str(r) for r in run], compute, loss)
+    kept = make_problem(data, "frontier", "given").columns[0].index
+    for i in range(300):
+        better = (compute <= compute[i]) & (loss <= loss[i]) & (np.arange(300) != i)
+        behind = set(run[better])
+        if run[i] in behind:
+            assert i not in kept
+        elif len(behind) < 8:
+            assert i in kept
+    assert 0 < len(kept) < 300
 
 
 @given(st.floats(0.05, 0.8), st.floats(0.5, 3.0), st.floats(0.0, 2.0))
@@ -213,6 +240,21 @@ def test_inner_points_leave_out_the_runs_at_both_ends():
     kept = sorted(c for c, g in zip(front.compute, front.group, strict=True) if g not in ends)
     assert sorted(inner.points.compute) == kept
     assert len(kept) < len(front)
+
+
+def test_groups_are_drawn_and_then_their_seeds():
+    groups = np.array(["one", "two", "two", "four", "four", "four", "four"])
+    runs = [str(i) for i in range(7)]
+    data = el.Observations(runs, np.arange(1, 8), np.ones(7), group=groups)
+    counts = draw(make_column(data, "all"), np.random.default_rng(0), 4000)
+    drawn = [counts[:, groups == g].sum(-1) / n for g, n in (("one", 1), ("two", 2), ("four", 4))]
+    assert (np.mod(drawn, 1) == 0).all()
+    assert (np.sum(drawn, axis=0) == 3).all()
+    # Variances: groups 2/3; a seed of n, n draws of share 1/n for each group drawn, adds (n - 1)/n.
+    # The mean of 4000 has a deviation of 0.02 at most.
+    assert counts.mean(0) == pytest.approx(np.ones(7), abs=0.1)
+    expected = [2 / 3 + (n - 1) / n for n in (1, 2, 2, 4, 4, 4, 4)]
+    assert counts.var(0) == pytest.approx(np.array(expected), abs=0.15)
 
 
 def test_seeds_of_a_group_are_drawn_inside_it():

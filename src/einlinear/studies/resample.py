@@ -148,7 +148,7 @@ def _inner(front: Bools, group: Ints) -> Bools:
     return np.asarray(front & (group != group[first][:, None]) & (group != group[last][:, None]))
 
 
-def _draw(column: Column, random: np.random.Generator, samples: int) -> Floats:
+def draw(column: Column, random: np.random.Generator, samples: int) -> Floats:
     """How often each run is in each sample: groups are drawn, and in each of them its seeds."""
     groups, most = column.members.shape
     drawn = random.integers(0, groups, (samples, groups))
@@ -264,7 +264,7 @@ def solve_samples(
     part = max(1, CHUNK // sum(sizes))
     for first in range(0, samples, part):
         count = min(part, samples - first)
-        weights = [selected(c, _draw(c, random, count)[:, c.run], problem) for c in problem.columns]
+        weights = [selected(c, draw(c, random, count)[:, c.run], problem) for c in problem.columns]
         points = _gather(problem, weights)
         start = laws.rows(np.zeros(count, dtype=np.int64))
         if problem.is_paper:
