@@ -90,8 +90,8 @@ def candidates(loss: Floats) -> Bools:
 def near_hull(x: Floats, y: Floats, tolerance: float) -> Bools:
     """Whether sorted points stand on, or within a tolerance above, the lower hull of the frontier.
 
-    Ref: [P24], as its experiments did it. Departure: the hull is that of the frontier's points, so that
-    it does not rise again at the end, and nothing beyond its last point counts as near.
+    Ref: [P24], as its experiments did it. Departure: the hull is that of the frontier's points, so
+    that it does not rise again at the end, and nothing beyond its last point counts as near.
     """
     hull: list[tuple[float, float]] = []
     front = on_frontier(y)

@@ -24,6 +24,8 @@ from einlinear.studies.law import Bools, Laws, Points
 from einlinear.studies.observations import Floats, Observations, as_observations
 from einlinear.studies.resample import Problem, all_points, interval, solve, solve_samples
 
+Draws = tuple[int, int]  # how many samples, and their seed
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Multiplier:
@@ -103,16 +105,12 @@ def compute_multiplier(
             rule="a multiplier compares a structure with a reference",
             fix="add runs of another structure",
         )
-    return _compare(problem, problem.structures.index(reference), losses, level, resamples, seed)
+    here = problem.structures.index(reference)
+    return _compare(problem, here, losses, level, (resamples, seed))
 
 
 def _compare(
-    problem: Problem,
-    here: int,
-    losses: Sequence[float] | None,
-    level: float,
-    resamples: int,
-    seed: int,
+    problem: Problem, here: int, losses: Sequence[float] | None, level: float, draws: Draws
 ) -> dict[str, Multiplier]:
     """The multipliers of all structures; `here` is the place of the reference."""
     found = solve(problem)
@@ -123,12 +121,12 @@ def _compare(
     curve = _curve(problem, found[0], grid, here)
     ours = _over_points(problem, points, found[0], here, bounds)
     curves, averages = [np.full_like(curve, nan)], [np.full((1, 4, len(ranges)), nan)]
-    for sample, laws in solve_samples(problem, found, resamples, seed):
+    for sample, laws in solve_samples(problem, found, *draws):
         curves.append(_curve(problem, laws, grid, here))
         averages.append(_over_points(problem, sample, laws, here, bounds))
     low, high = interval(np.concatenate(curves), level)
-    ends = np.stack(interval(np.concatenate(averages), level))
-    mean, std, median, count = ours[0]
+    low_ends, high_ends = (v.tolist() for v in interval(np.concatenate(averages), level))
+    mean, std, median, count = ours[0].tolist()
     outside = (grid < ranges[:, :1]) | (grid > ranges[:, 1:])
     return {
         structure: Multiplier(
@@ -139,12 +137,12 @@ def _compare(
             low=low[s],
             high=high[s],
             is_extrapolated=outside[s] | outside[here],
-            mean=float(mean[s]),
-            std=float(std[s]),
-            median=float(median[s]),
+            mean=mean[s],
+            std=std[s],
+            median=median[s],
             num_points=int(count[s]),
-            mean_interval=(float(ends[0, 0, s]), float(ends[1, 0, s])),
-            median_interval=(float(ends[0, 2, s]), float(ends[1, 2, s])),
+            mean_interval=(low_ends[0][s], high_ends[0][s]),
+            median_interval=(low_ends[2][s], high_ends[2][s]),
             mean_is_extrapolated=bool(is_beyond[s]),
         )
         for s, structure in enumerate(problem.structures)
