@@ -212,14 +212,16 @@ def _make_laws(
         x, y, residual = points.x[0, s][has], points.y[0, s][has], residuals[0, s][has]
         column = problem.columns[s]
         runs = column.run[selected(column, np.ones((1, len(column.x))), problem)[0] > 0]
-        bounds = [(float(low[s]), float(high[s])) for low, high in ends]
+        of_linf, of_b, of_a = [(float(low[s]), float(high[s])) for low, high in ends]
         laws.append(
             PowerLaw(
                 structure,
                 float(found.linf[0, s]),
                 float(np.exp(log_b[0, s])),
                 float(found.a[0, s]),
-                *bounds,
+                of_linf,
+                of_b,
+                of_a,
                 r2=_explained(y, residual),
                 rms=float(np.sqrt(np.mean(residual**2))),
                 num_points=len(x),

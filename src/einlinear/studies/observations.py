@@ -140,9 +140,8 @@ class Observations:
             for point in record.curve
         ]
         columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(7)]
-        run, spent, loss, structure, seed, group, width = columns
-        more: Any = {"width": width}
-        return cls(*map(_column, (run, spent, loss, structure, seed, group)), more)
+        run, spent, loss, structure, seed, group, width = map(_column, columns)
+        return cls(run, spent, loss, structure, seed, group, more={"width": width})
 
 
 def as_observations(data: Observations | Iterable[RunRecord]) -> Observations:
