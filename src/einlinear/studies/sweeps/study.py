@@ -1,0 +1,196 @@
+"""Study: many runs as one value, grids of settings over a base, out of a file or code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from hashlib import sha256
+from itertools import product
+from math import isfinite
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.config import RunConfig
+from einlinear.studies.config_file import read_config
+
+BUDGET = "flops"
+"""What a grid or base may say instead of steps: FLOPs of a run, forward and backward."""
+
+_KEYS = ("name", "base", "grid")
+_FIELDS = tuple(field.name for field in fields(RunConfig))
+_EXAMPLE = 'give [base] task = "text" and [grid] structure = ["dense", "btt"]'
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination of a study: the settings of a run, whose steps a budget may decide."""
+
+    settings: Mapping[str, Any]
+    flops: float | None = None
+
+    def config(self, steps: int | None = None) -> RunConfig:
+        """The run, with so many steps if a budget decides them."""
+        given = {} if steps is None else {"steps": steps}
+        return RunConfig.from_dict({**self.settings, **given}, "a study")
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Runs as grids over a base.
+
+    Args:
+        name: what readers call it.
+        base: settings of all runs: fields of RunConfig, or `flops` in the place of steps.
+        grids: each is a table of settings; one that is a list stands for each of its values, and
+            all combinations are run. A combination that several grids have is run once.
+    """
+
+    name: str
+    base: Mapping[str, Any]
+    grids: tuple[Mapping[str, Any], ...] = ({},)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise _wrong("name", self.name, "a study has a name, which is a text")
+        for grid in (self.base, *self.grids):
+            if not isinstance(grid, Mapping):
+                raise _wrong("grid", grid, "base and grids are tables of settings")
+            for key in grid:
+                _check_key(key)
+        cells = tuple(self._cells())
+        if not cells:
+            raise _wrong("grid", list(self.grids), "a study has one run or more")
+        for cell in cells:  # all that is wrong is found before anything runs
+            cell.config(None if cell.flops is None else 1)
+
+    def _cells(self) -> Iterator[Cell]:
+        for grid in self.grids:
+            axes = {name: _values(name, value) for name, value in grid.items()}
+            for values in product(*axes.values()):
+                chosen = dict(zip(axes, values, strict=True))
+                # A budget in the grid takes the place of steps in the base, and the other way.
+                settings = {k: v for k, v in self.base.items() if not _replaces(chosen, k)} | chosen
+                yield _cell(settings)
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All combinations, each once, in the order of the grids."""
+        found = {json.dumps([c.flops, c.settings], sort_keys=True): c for c in self._cells()}
+        return tuple(found.values())
+
+    @property
+    def id(self) -> str:
+        """A short name that follows from everything in the study."""
+        return sha256(self.to_toml().encode()).hexdigest()[:12]
+
+    def to_toml(self) -> str:
+        """The study as a TOML text, which `load_study` reads."""
+        lines = [f"name = {_toml(self.name)}", "", "[base]", *_table(self.base)]
+        for grid in self.grids:
+            lines += ["", "[[grid]]", *_table(grid)]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str = "a study") -> Study:
+        """A study as its file has it: name, base, and one grid or a list of them."""
+        for key in values:
+            if key not in _KEYS:
+                close = get_close_matches(key, [*_KEYS, *_FIELDS], 1, 0.5)
+                place = "put it under [base] or [grid]" if key in (*_FIELDS, BUDGET) else None
+                raise EinlinearError(
+                    what=f"unknown key {key!r} in {source}",
+                    rule=f"a study has {', '.join(_KEYS)}",
+                    fix=place or (f"did you mean {close[0]!r}?" if close else _EXAMPLE),
+                )
+        grid = values.get("grid", {})
+        grids = tuple(grid) if isinstance(grid, list | tuple) else (grid,)
+        return cls(values.get("name", "study"), values.get("base", {}), grids)
+
+
+def load_study(path: str | Path) -> Study:
+    """The study in a .toml or .json file; its name is that of the file unless it says one."""
+    path = Path(path)
+    return Study.from_dict({"name": path.stem, **read_config(path)}, str(path))
+
+
+def as_study(study: Study | Mapping[str, Any] | str | Path) -> Study:
+    """A study from what users give: one, its settings, or a file."""
+    if isinstance(study, Study):
+        return study
+    if isinstance(study, Mapping):
+        return Study.from_dict(study)
+    if isinstance(study, str | Path):
+        return load_study(study)
+    raise _wrong("study", study, "a study is a Study, a table of settings, or a file")
+
+
+def _check_key(key: object) -> None:
+    if key in _FIELDS or key == BUDGET:
+        return
+    close = get_close_matches(str(key), [*_FIELDS, BUDGET], 1, 0.5)
+    raise EinlinearError(
+        what=f"unknown setting {key!r} in a study",
+        rule=f"base and grid hold fields of RunConfig, or {BUDGET}",
+        fix=f"did you mean {close[0]!r}?" if close else f"one of {', '.join(_FIELDS)}",
+    )
+
+
+def _values(name: str, value: Any) -> tuple[Any, ...]:
+    """The values that a setting of a grid takes, each once."""
+    if not isinstance(value, list | tuple):
+        return (value,)
+    is_one = name == "betas" and not any(isinstance(entry, list | tuple) for entry in value)
+    if is_one:
+        return (list(value),)
+    if not value:
+        raise _wrong(name, value, "a list of a grid has one value or more")
+    unique: list[Any] = []
+    for entry in value:
+        if entry in unique:
+            raise _wrong(name, value, "a list of a grid has each value once")
+        unique.append(entry)
+    return tuple(unique)
+
+
+def _replaces(chosen: Mapping[str, Any], key: str) -> bool:
+    other = {"steps": BUDGET, BUDGET: "steps"}.get(key)
+    return other in chosen
+
+
+def _cell(settings: Mapping[str, Any]) -> Cell:
+    rest = {name: value for name, value in settings.items() if name != BUDGET}
+    flops = settings.get(BUDGET)
+    if flops is None:
+        return Cell(rest)
+    is_number = isinstance(flops, Real) and not isinstance(flops, bool)
+    if not is_number or not isfinite(flops) or flops <= 0:
+        raise _wrong(BUDGET, flops, f"{BUDGET} is a number above 0")
+    if "steps" in rest:
+        raise EinlinearError(
+            what=f"steps are {rest['steps']!r} and {BUDGET} {flops:g}",
+            rule=f"the steps of a run are given, or follow from its {BUDGET}",
+            fix=f"leave steps or {BUDGET} out",
+        )
+    return Cell(rest, float(flops))
+
+
+def _wrong(name: str, value: object, rule: str) -> EinlinearError:
+    return EinlinearError(what=f"{name} is {value!r:.120}", rule=rule, fix=_EXAMPLE)
+
+
+def _table(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {_toml(value)}" for name, value in values.items()]
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it, which for texts, numbers and lists is as JSON does."""
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(_toml, value))}]"
+    # JSON leaves DEL as it is; TOML does not allow it.
+    return json.dumps(value).replace("\x7f", "\\u007f")
