@@ -76,6 +76,10 @@ if TYPE_CHECKING:
     from einlinear.studies.observations import read_observations as read_observations
     from einlinear.studies.prepare import prepare as prepare
     from einlinear.studies.record import RunRecord as RunRecord
+    from einlinear.studies.sweeps.study import Study as Study
+    from einlinear.studies.sweeps.study import load_study as load_study
+    from einlinear.studies.sweeps.sweep import SweepResult as SweepResult
+    from einlinear.studies.sweeps.sweep import sweep as sweep
     from einlinear.studies.tasks.catalogue import open_task as open_task
     from einlinear.studies.train import train as train
 
@@ -136,6 +140,10 @@ _HOMES = {
     "RunRecord": "studies.record",
     "read_record": "studies.directory",
     "train": "studies.train",
+    "Study": "studies.sweeps.study",
+    "load_study": "studies.sweeps.study",
+    "SweepResult": "studies.sweeps.sweep",
+    "sweep": "studies.sweeps.sweep",
     "Observations": "studies.observations",
     "read_observations": "studies.observations",
     "frontier": "studies.fit",

@@ -26,6 +26,7 @@ except ImportError:  # pragma: no cover - checked by hand in an environment with
 from einlinear.cli_bench import bench, doctor
 from einlinear.cli_landscape import landscape
 from einlinear.cli_structures import atlas, describe
+from einlinear.cli_sweep import sweep
 from einlinear.cli_train import prepare, sample, train
 
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -36,6 +37,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     prepare,
     train,
     sample,
+    sweep,
     doctor,
 )
 """In the order of the help text. Each lives in a module cli_*.py; what is slow to load is imported

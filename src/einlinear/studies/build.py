@@ -33,15 +33,21 @@ def sizes_of(task: Task) -> tuple[int, int]:
 
 def make_model(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
     """The model of a run before its first step, on the processor; `sizes` are those of its task."""
-    model = make_dense(config, sizes)
-    zero: tuple[str, ...] = ()
-    if config.experts == "ffn":
-        mix_feed_forward_(model, config)
-        zero = ("blocks.*.mlp",)  # the end of a branch, as `down` of the net in its place was
-    elif config.structure != "dense" or config.num_experts:
-        convert_(model, conversion_rules(config), weight_norm=config.weight_norm)
+    model = make_shape(config, sizes)
+    # The end of a branch, as `down` of the net in its place was.
+    zero = ("blocks.*.mlp",) if config.experts == "ffn" else ()
     generator = torch.Generator().manual_seed(config.seed)
     init_(model, zero=zero, generator=generator)
+    return model
+
+
+def make_shape(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
+    """The model of a run with any weights, on the default device, which may be meta."""
+    model = make_dense(config, sizes)
+    if config.experts == "ffn":
+        mix_feed_forward_(model, config)
+    elif config.structure != "dense" or config.num_experts:
+        convert_(model, conversion_rules(config), weight_norm=config.weight_norm)
     return model
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from einlinear.studies.build import make_model, sizes_of
+from einlinear.studies.build import make_model, make_shape, sizes_of
 from einlinear.studies.config import RunConfig
 from einlinear.studies.counting import count, counted_macs
 from einlinear.studies.record import Counts
 from einlinear.studies.tasks.catalogue import open_task
-from einlinear.studies.tasks.task import Task
+from einlinear.studies.tasks.task import Batch, Task
 
 _SETTINGS = {
     "text": ("context", "vocabulary", "rule", "validation"),
@@ -32,6 +32,15 @@ class RunPlan:
     unit: str
 
 
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """Counts of a run per unit, the units of a step, and what a unit is."""
+
+    counts: Counts
+    units_per_step: int
+    unit: str
+
+
 def plan_run(config: RunConfig, *, is_checked: bool = True) -> RunPlan:
     """What a run will be; nothing is trained or written.
 
@@ -43,19 +52,34 @@ def plan_run(config: RunConfig, *, is_checked: bool = True) -> RunPlan:
     """
     task = task_of(config)
     model = make_model(config, sizes_of(task))
-    row = task.batch(0, config.batch_size, seed=config.seed, share=slice(0, 1))
-    length = row.inputs.shape[1] if row.inputs.dtype == torch.int64 else 1
-    assert length == row.units, "a model makes one output for every unit"
-    counts = count(model, length)
+    row = _row(config, task)
+    counts = count(model, row.units)
     if is_checked:
         counted = counted_macs(model, row.inputs)
-        if counted != counts.product_macs * length:
+        if counted != counts.product_macs * row.units:
             warnings.warn(
-                f"a row has {counts.product_macs * length} multiply-adds by the plans of its "
+                f"a row has {counts.product_macs * row.units} multiply-adds by the plans of its "
                 f"layers, and {counted} by the counter of torch",
                 stacklevel=2,
             )
-    return RunPlan(task, model, counts, length * config.batch_size, task.unit)
+    return RunPlan(task, model, counts, row.units * config.batch_size, task.unit)
+
+
+def cost_run(config: RunConfig) -> RunCost:
+    """What a run costs, from shapes alone: no weights are made."""
+    task = task_of(config)
+    row = _row(config, task)
+    with torch.device("meta"):
+        counts = count(make_shape(config, sizes_of(task)), row.units)
+    return RunCost(counts, row.units * config.batch_size, task.unit)
+
+
+def _row(config: RunConfig, task: Task) -> Batch:
+    """One row of the first batch."""
+    row = task.batch(0, config.batch_size, seed=config.seed, share=slice(0, 1))
+    length = row.inputs.shape[1] if row.inputs.dtype == torch.int64 else 1
+    assert length == row.units, "a model makes one output for every unit"
+    return row
 
 
 def task_of(config: RunConfig) -> Task:

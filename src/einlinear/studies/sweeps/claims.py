@@ -1,7 +1,7 @@
 """Claims: who runs a run now. Taken by making a file, kept by a heartbeat, lost with the owner.
 
-A run's directory holds claim-000001, claim-000002, ...; the highest counts. To take a run over is to
-make the next one, which only one process can: no claim is ever changed by another than its owner.
+A run's directory holds claim-000001, claim-000002, ...; the highest counts. To take a run over is
+to make the next one, which only one process can. Only its owner ever changes a claim.
 """
 
 from __future__ import annotations

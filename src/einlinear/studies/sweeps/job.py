@@ -1,29 +1,19 @@
-"""One run of a sweep: claimed, trained, its output kept, its failure told."""
+"""A job: one run of a sweep as plain data, how it ended, what its directory says of it."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from einlinear.errors import EinlinearError, cannot_write
-from einlinear.studies.config import RunConfig
+from einlinear.errors import EinlinearError
 from einlinear.studies.directory import read_record
-from einlinear.studies.loop import TrainProgress
 from einlinear.studies.record import RunRecord
-from einlinear.studies.sweeps.claims import Claim, Watch
-from einlinear.studies.train import train
 
-RUNS, LOG, FAILURES = "runs", "log.txt", "failures.jsonl"
+RUNS, STUDIES, LOG, FAILURES = "runs", "studies", "log.txt", "failures.jsonl"
 End = Literal["done", "busy", "error", "killed"]
 
 
@@ -62,57 +52,12 @@ class Outcome:
     text: str = ""
 
 
-class _LostClaimError(Exception):
-    """Another process has taken the run: this one was taken for dead."""
-
-
-def run_job(job: Job, *, is_alone: bool = True) -> Outcome:
-    """Train the run of a job, unless it has a record or somebody else has it. Never raises.
-
-    Args:
-        job: what to run.
-        is_alone: whether this process does nothing else: what it prints goes to the log.
-    """
-    directory = job.directory
-    try:
-        claim = Watch().take(directory)
-        if claim is None:
-            return Outcome(job.id, "busy")
-        with claim:
-            if finished(directory) is None:
-                try:
-                    _put_aside(directory)
-                    _train(job, claim, is_alone)
-                except _LostClaimError:
-                    return Outcome(job.id, "busy")
-                except Exception as error:
-                    text = _told(error)
-                    keep_failure(directory, "error", text)
-                    return Outcome(job.id, "error", text)
-            claim.remove()
-            return Outcome(job.id, "done")
-    except Exception as error:
-        return Outcome(job.id, "error", _told(error))
-
-
 def finished(directory: Path) -> RunRecord | None:
     """The record of a run; None if there is none, or none that can be read."""
     try:
         return read_record(directory) if (directory / "record.json").exists() else None
     except EinlinearError:
         return None
-
-
-def _put_aside(directory: Path) -> None:
-    """Move a record that cannot be read out of the way; the run is trained again."""
-    path = directory / "record.json"
-    if path.exists():
-        count = len(list(directory.glob("record.json.unreadable-*")))
-        aside = path.with_name(f"record.json.unreadable-{count + 1}")
-        try:
-            path.replace(aside)
-        except OSError as error:
-            raise cannot_write(aside, error) from error
 
 
 def keep_failure(directory: Path, kind: str, text: str) -> None:
@@ -126,67 +71,3 @@ def keep_failure(directory: Path, kind: str, text: str) -> None:
             file.write(json.dumps(line).encode() + b"\n")
     except OSError:
         pass  # the outcome still says what happened
-
-
-def _train(job: Job, claim: Claim, is_alone: bool) -> None:
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    os.chdir(job.folder)
-
-    def report(at: TrainProgress) -> None:
-        if claim.lost.is_set():
-            raise _LostClaimError
-        claim.report(asdict(at))
-
-    log = job.directory / LOG
-    keeping: AbstractContextManager[None] = _kept(log) if is_alone else nullcontext()
-    with keeping:
-        try:
-            train(RunConfig.from_dict(job.config), job.directory, report)
-        except _LostClaimError:
-            raise
-        except Exception as error:
-            _add(log, _told(error))
-            raise
-
-
-@contextmanager
-def _kept(path: Path) -> Iterator[None]:
-    """Everything that this process prints, C code included, goes to a file meanwhile."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    held = [(number, os.dup(number)) for number in (1, 2)]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for number, _ in held:
-        os.dup2(file, number)
-    os.close(file)
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except OSError:
-                pass  # a full disk
-        for number, copy in held:
-            os.dup2(copy, number)
-            os.close(copy)
-
-
-def _add(path: Path, text: str) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError:
-        pass  # the outcome still says it
-
-
-def _told(error: BaseException) -> str:
-    """A user's mistake in its three lines, anything else with where it happened."""
-    if isinstance(error, EinlinearError):
-        return f"{error}\n"
-    return "".join(traceback.format_exception(error))

@@ -1,0 +1,150 @@
+"""The command on many runs: sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.table import Table
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.sweeps.placing import ExecutorName, Placing, opened, place
+from einlinear.studies.sweeps.study import Study, load_study
+from einlinear.sweep_display import duration, sweep_display
+from einlinear.terminal import console
+
+if TYPE_CHECKING:
+    from einlinear.studies.sweeps.plan import PlannedRun
+    from einlinear.studies.sweeps.sweep import SweepPlan, SweepResult
+
+_MOST_LINES = 12  # of a failure
+
+
+def sweep(
+    study: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY.toml")],
+    /,
+    *,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    executor: ExecutorName = "local",
+    processes: int | None = None,
+    threads: int | None = None,
+    address: str | None = None,
+    slurm: tuple[str, ...] = (),
+    dry_run: bool = False,
+) -> None:
+    """Train all runs of a study: prints the plan, then how far each is.
+
+    A study is a TOML file: [base] holds settings of einlinear train, [grid] lists of them, of which
+    all combinations are run; flops in the place of steps is a budget for each run. The same command
+    again goes on where it stopped. Several at once on one directory share the runs.
+
+    Args:
+        study: the file.
+        out: directory; each run has its own in DIR/runs.
+        executor: local processes, this process (inline), a Ray cluster, or Slurm.
+        processes: how many runs at once; by cores unless given.
+        threads: of each run; by cores unless given.
+        address: of a Ray cluster; one is started on this machine unless given.
+        slurm: settings of Slurm jobs, such as partition=cpu time=120 mem=8G.
+        dry_run: stop after the plan; nothing is written.
+    """
+    loaded = load_study(study)
+    placing = place(loaded, Placing(executor, processes, threads, address, _settings(slurm)))
+    if dry_run:
+        _print_plan(_plan_only(loaded, out, placing))
+        return
+    with opened(placing, out) as where:  # processes start while torch is loaded here
+        from einlinear.studies.sweeps.sweep import plan_sweep, prepare_directory, run_sweep
+
+        plan = plan_sweep(loaded, prepare_directory(loaded, out), placing, where.slots)
+        _print_plan(plan)
+        labels = {run.id: run.label for run in plan.runs}
+        with sweep_display(console(), labels) as show:
+            result = run_sweep(plan, where, show)
+    _print_result(result)
+    if result.failures:
+        raise SystemExit(1)
+
+
+def _plan_only(study: Study, out: Path, placing: Placing) -> SweepPlan:
+    from einlinear.studies.sweeps.sweep import plan_sweep  # torch takes a while to load
+
+    assert placing.processes is not None, "`place` has chosen"
+    return plan_sweep(study, out.absolute(), placing, placing.processes)
+
+
+def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Settings by name out of name=value."""
+    found = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not name or not value:
+            raise EinlinearError(
+                what=f"--slurm has {pair!r}",
+                rule="settings are given as name=value",
+                fix="try --slurm partition=cpu time=120",
+            )
+        found[name] = value
+    return found
+
+
+def _print_plan(plan: SweepPlan) -> None:
+    screen = console()
+    groups: dict[tuple[str, int, int], list[tuple[PlannedRun, float]]] = {}
+    for run, seconds in zip(plan.runs, plan.seconds, strict=True):
+        config = run.config
+        key = (_structure(config.structure, config.num_experts), config.width, config.depth)
+        groups.setdefault(key, []).append((run, seconds))
+    table = Table(title=f"study {plan.study.name}", title_justify="left")
+    for name in ("structure", "width", "depth", "runs", "done", "FLOPs", "time of one"):
+        table.add_column(name, justify="left" if name == "structure" else "right")
+    for (structure, width, depth), runs in groups.items():
+        times = [seconds for _, seconds in runs]
+        table.add_row(
+            structure,
+            str(width),
+            str(depth),
+            str(len(runs)),
+            str(sum(run.id in plan.finished for run, _ in runs)),
+            f"{sum(run.flops for run, _ in runs):.3g}",
+            " to ".join(dict.fromkeys(map(duration, (min(times), max(times))))),
+        )
+    screen.print(table)
+    print(_plan_line(plan))
+    print(f"writes to {plan.out}")
+
+
+def _plan_line(plan: SweepPlan) -> str:
+    left = len(plan.runs) - len(plan.finished)
+    line = f"{len(plan.runs)} runs, {plan.flops:.3g} FLOPs in all"
+    if plan.finished:
+        line += f"; {len(plan.finished)} are done, {left} to go"
+    if not left:
+        return line
+    placing = plan.placing
+    threads = "1 thread" if placing.threads == 1 else f"{placing.threads} threads"
+    where = {"local": "processes", "inline": "process", "ray": "Ray", "slurm": "Slurm jobs"}
+    line += f"\n{plan.slots} at once by {where[placing.executor]} of {threads} each"
+    return f"{line}; about {duration(plan.seconds_left)}"
+
+
+def _structure(structure: str, num_experts: int) -> str:
+    return f"{structure}, {num_experts} experts" if num_experts else structure
+
+
+def _print_result(result: SweepResult) -> None:
+    diverged = [record for record in result.records if record.status == "diverged"]
+    for failure in result.failures:
+        lines = failure.text.strip().splitlines()
+        print(f"\nfailed: {failure.id} {failure.label}")
+        print("\n".join(f"  {line}" for line in lines[-_MOST_LINES:]))
+        print(f"  log: {failure.directory / 'log.txt'}")
+    print(
+        f"{len(result.records)} runs have a record, {len(diverged)} of them diverged; "
+        f"{len(result.failures)} failed"
+    )
+    if result.failures:
+        print("give the same command again to try the failed runs once more")
+    print(f"wrote {result.plan.out}")
+    print(f"next: einlinear report {result.plan.out}")

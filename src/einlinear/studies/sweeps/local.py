@@ -1,0 +1,171 @@
+"""Jobs in processes of this machine, which stay for many jobs and are replaced when they die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+from typing import IO
+
+import einlinear
+from einlinear.studies.sweeps.job import Job, Outcome
+
+_LAST_CHARACTERS = 2000  # of what a worker said before it died
+_SECONDS_TO_LEAVE = 5.0
+
+
+class LocalExecutor:
+    """Worker processes, each with some threads; on a machine with GPUs each has one of its own.
+
+    Args:
+        processes: how many jobs run at once.
+        threads: of each process.
+        gpus: how many there are; process i gets number i modulo this.
+    """
+
+    def __init__(self, processes: int, threads: int, gpus: int = 0) -> None:
+        self._threads, self._gpus = threads, gpus
+        self._selector = DefaultSelector()
+        self._idle = [self._worker(number) for number in range(processes)]
+        self._busy: list[_Worker] = []
+
+    @property
+    def slots(self) -> int:
+        """How many jobs can run at once."""
+        return len(self._idle) + len(self._busy)
+
+    def start(self, job: Job) -> None:
+        """Begin a job in a process that has none."""
+        worker = self._idle.pop(0)
+        if not worker.is_alive():
+            self._end(worker)
+            worker = self._worker(worker.number)
+        self._busy.append(worker)
+        worker.take(job)
+
+    def ended(self, seconds: float) -> Sequence[Outcome]:
+        """Jobs that have ended; waits so long for one."""
+        outcomes = []
+        for key, _ in self._selector.select(seconds):
+            worker: _Worker = key.data
+            data = os.read(key.fd, 1 << 16)
+            worker.buffer += data
+            if not data:
+                self._selector.unregister(worker.answers)
+            if worker not in self._busy:
+                continue  # it has died, and is replaced when there is a job
+            if not data:
+                outcomes.append(Outcome(worker.job, "killed", worker.last_words()))
+            elif b"\n" in worker.buffer:
+                line, _, worker.buffer = worker.buffer.partition(b"\n")
+                outcomes.append(Outcome(**json.loads(line)))
+            else:
+                continue  # the rest is on its way
+            self._busy.remove(worker)
+            self._idle.append(worker)
+        return outcomes
+
+    def close(self) -> None:
+        """End all processes; runs that were under way go on from their last checkpoint."""
+        for worker in [*self._idle, *self._busy]:
+            self._end(worker)
+        self._idle, self._busy = [], []
+        self._selector.close()
+
+    def _worker(self, number: int) -> _Worker:
+        worker = _Worker(number, _environment(number, self._threads, self._gpus))
+        self._selector.register(worker.answers, EVENT_READ, worker)
+        return worker
+
+    def _end(self, worker: _Worker) -> None:
+        if worker.answers in self._selector.get_map():
+            self._selector.unregister(worker.answers)
+        worker.end()
+
+
+class _Worker:
+    """A process, its pipes, and the job it has."""
+
+    def __init__(self, number: int, environment: dict[str, str]) -> None:
+        self.number = number
+        self.job = ""  # the id of the last one
+        self.buffer = b""
+        self._errors = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "einlinear.studies.sweeps.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the sweep, which ends its workers
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests: IO[bytes] = self.process.stdin
+        self.answers: IO[bytes] = self.process.stdout
+
+    def is_alive(self) -> bool:
+        """Whether the process can take a job."""
+        return self.process.poll() is None
+
+    def take(self, job: Job) -> None:
+        """Send a job."""
+        self.job = job.id
+        try:
+            self.requests.write(json.dumps(asdict(job)).encode() + b"\n")
+            self.requests.flush()
+        except OSError:
+            pass  # it has just died, which the end of its answers tells
+
+    def last_words(self) -> str:
+        """How the process ended, and what it last said."""
+        try:
+            code = self.process.wait(_SECONDS_TO_LEAVE)
+        except subprocess.TimeoutExpired:  # it has closed its pipe, and lives
+            self.process.kill()
+            code = self.process.wait()
+        how = f"ended with code {code}" if code >= 0 else f"was killed by {_signal(-code)}"
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - _LAST_CHARACTERS))
+        said = self._errors.read().decode(errors="replace").strip()
+        return f"the process of the run {how}\n" + (f"{said}\n" if said else "")
+
+    def end(self) -> None:
+        """Let the process go, at once."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.requests, self.answers):
+            try:
+                pipe.close()
+            except OSError:
+                pass  # what was not sent to a dead process
+
+
+def _environment(number: int, threads: int, gpus: int) -> dict[str, str]:
+    """That of this process, with the package on the path, and threads and a GPU of its own."""
+    root = str(Path(einlinear.__file__).parents[1])
+    paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    own = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONSAFEPATH": "1",  # modules of the folder in which a user works hide none of ours
+        "OMP_NUM_THREADS": str(threads),
+    }
+    if gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [str(index) for index in range(gpus)]
+        own["CUDA_VISIBLE_DEVICES"] = names[number % gpus]
+    return os.environ | own
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,135 @@
+"""Where a sweep runs: how many processes with how many threads, and the executor for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from einlinear.errors import EinlinearError
+from einlinear.structures.values import whole_number
+from einlinear.studies.sweeps.executor import Executor
+from einlinear.studies.sweeps.local import LocalExecutor
+from einlinear.studies.sweeps.study import Study
+
+ExecutorName = Literal["local", "inline", "ray", "slurm"]
+
+_MOST_QUEUED = 64  # jobs of Slurm at once, unless more are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Where runs go.
+
+    Args:
+        executor: local processes, this process (inline), Ray, or Slurm.
+        processes: how many runs at once; chosen by `place` unless given.
+        threads: of each run; chosen by `place` unless given.
+        address: of a Ray cluster; one is started on this machine unless given.
+        slurm: settings of Slurm jobs by name, such as {"partition": "cpu", "time": "120"}.
+        gpus: of this machine.
+    """
+
+    executor: ExecutorName = "local"
+    processes: int | None = None
+    threads: int | None = None
+    address: str | None = None
+    slurm: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+
+    def __post_init__(self) -> None:
+        if self.executor not in get_args(ExecutorName):
+            raise EinlinearError(
+                what=f"executor is {self.executor!r}",
+                rule=f"executor is one of {', '.join(get_args(ExecutorName))}",
+                fix='give "local", or leave it out',
+            )
+        for name in ("processes", "threads"):
+            if getattr(self, name) is not None:
+                whole_number(getattr(self, name), name, 1)
+        belongs = {"address": "ray", "slurm": "slurm"}
+        for name, executor in belongs.items():
+            if getattr(self, name) and self.executor != executor:
+                raise EinlinearError(
+                    what=f"{name} is {getattr(self, name)!r}, the executor {self.executor}",
+                    rule=f"{name} is a setting of {executor}",
+                    fix=f'give executor="{executor}", or leave {name} out',
+                )
+
+
+def place(study: Study, placing: Placing) -> Placing:
+    """The same with processes, threads and GPUs chosen for the runs of a study.
+
+    Small models gain little from a second thread: as many processes as there are cores, of one
+    thread each. Where there are fewer runs than cores, they share the cores out. All depends on
+    the runs of the whole study, not on those that are left: a run has the same threads, and so
+    the same rounding, when a sweep goes on. A GPU has one process.
+    """
+    num_runs = len(study.cells)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus, most, own_threads = 0, _MOST_QUEUED, 1  # of Ray and Slurm, which know their machines
+    if placing.executor == "inline":
+        most, own_threads = 1, cores or 1
+    elif placing.executor == "local":
+        is_used = any(cell.settings.get("device") != "cpu" for cell in study.cells)
+        gpus = count_gpus() if is_used else 0
+        most = gpus or cores or 1
+        own_threads = max(1, (cores or 1) // (placing.processes or min(num_runs, most)))
+    return Placing(
+        executor=placing.executor,
+        processes=placing.processes or min(num_runs, most),
+        threads=placing.threads or own_threads,
+        address=placing.address,
+        slurm=placing.slurm,
+        gpus=gpus,
+    )
+
+
+@contextmanager
+def opened(placing: Placing, out: Path) -> Iterator[Executor]:
+    """The executor of a placing in which everything is chosen; closed at the end."""
+    executor = _make(placing, out)
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+def _make(placing: Placing, out: Path) -> Executor:
+    processes, threads = placing.processes, placing.threads
+    assert processes is not None, "`place` has chosen"
+    assert threads is not None, "`place` has chosen"
+    if placing.executor == "local":
+        return LocalExecutor(processes, threads, placing.gpus)
+    # The others load torch, or packages that are extras.
+    if placing.executor == "inline":
+        from einlinear.studies.sweeps.inline import InlineExecutor
+
+        return InlineExecutor()
+    if placing.executor == "ray":
+        from einlinear.studies.sweeps.on_ray import RayExecutor
+
+        return RayExecutor(placing.address, threads)
+    from einlinear.studies.sweeps.on_slurm import SlurmExecutor
+
+    return SlurmExecutor(out / "slurm", processes, threads, placing.slurm)
+
+
+def count_gpus() -> int:
+    """How many GPUs of this machine may be used; their driver says it sooner than torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return 0
+    try:
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

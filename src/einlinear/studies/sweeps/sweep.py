@@ -1,0 +1,177 @@
+"""sweep: all runs of a study, planned, run where there is room, survived."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.directory import write_whole
+from einlinear.studies.record import RunRecord
+from einlinear.studies.sweeps.driver import Driver
+from einlinear.studies.sweeps.estimate import Timing, estimate, kind_of, time_steps
+from einlinear.studies.sweeps.executor import Executor
+from einlinear.studies.sweeps.job import RUNS, STUDIES, Job, finished
+from einlinear.studies.sweeps.placing import ExecutorName, Placing, opened, place
+from einlinear.studies.sweeps.plan import PlannedRun, makespan, plan_runs
+from einlinear.studies.sweeps.progress import Failure, OnProgress
+from einlinear.studies.sweeps.study import Study, as_study
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What a sweep will do.
+
+    runs: all runs of the study.
+    seconds: about how long each takes.
+    finished: ids of runs that have a record.
+    placing, slots: where, and how many at once.
+    """
+
+    study: Study
+    out: Path
+    runs: tuple[PlannedRun, ...]
+    seconds: tuple[float, ...]
+    finished: frozenset[str]
+    placing: Placing
+    slots: int
+
+    @property
+    def seconds_left(self) -> float:
+        """About how long it takes to run what has no record."""
+        pairs = zip(self.runs, self.seconds, strict=True)
+        left = [seconds for run, seconds in pairs if run.id not in self.finished]
+        return makespan(left, self.slots)
+
+    @property
+    def flops(self) -> int:
+        """Of all runs, forward and backward."""
+        return sum(run.flops for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """What a sweep gave: records in the order of the plan, and runs that failed."""
+
+    plan: SweepPlan
+    records: tuple[RunRecord, ...]
+    failures: tuple[Failure, ...]
+
+
+def sweep(
+    study: Study | Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    executor: ExecutorName = "local",
+    processes: int | None = None,
+    threads: int | None = None,
+    address: str | None = None,
+    slurm: Mapping[str, str] | None = None,
+    on_plan: Callable[[SweepPlan], None] | None = None,
+    on_progress: OnProgress | None = None,
+) -> SweepResult:
+    """Train all runs of a study that have no record yet.
+
+    It may be killed at any moment: the same call again loses nothing and repeats nothing that has
+    finished. Several calls on one directory, also of other machines that see it, share the runs.
+    A run that fails is tried once more, then reported. One that diverges is a result.
+
+    Args:
+        study: a Study, its settings by name, or a TOML file.
+        out: directory of the sweep; run ID goes to out/runs/ID.
+        executor: local processes, inline (this process), ray, or slurm.
+        processes: how many runs at once; by the machine unless given.
+        threads: of each run; by the machine unless given.
+        address: of a Ray cluster; one is started on this machine unless given.
+        slurm: settings of Slurm jobs by name.
+        on_plan: called before the first run.
+        on_progress: called twice a second.
+    """
+    study = as_study(study)
+    given = Placing(executor, processes, threads, address, dict(slurm or {}))
+    placing = place(study, given)
+    out = prepare_directory(study, out)
+    with opened(placing, out) as where:
+        plan = plan_sweep(study, out, placing, where.slots)
+        if on_plan is not None:
+            on_plan(plan)
+        return run_sweep(plan, where, on_progress or (lambda _: None))
+
+
+def prepare_directory(study: Study, out: str | Path) -> Path:
+    """Make the directory of a sweep, with the study in it."""
+    out = Path(out).absolute()
+    if (out / "record.json").exists() or (out / "metrics.jsonl").exists():
+        raise EinlinearError(
+            what=f"{out} is the directory of a single run",
+            rule="a sweep has a directory of its own, with a folder for every run",
+            fix="choose another directory",
+        )
+    path = out / STUDIES / f"{study.id}.toml"
+    if not path.exists():
+        try:
+            write_whole(path, study.to_toml().encode())
+        except EinlinearError:
+            if not path.exists():  # else another sweep has just written it
+                raise
+    return out
+
+
+def plan_sweep(study: Study, out: Path, placing: Placing, slots: int) -> SweepPlan:
+    """What a sweep will do; runs are timed for a few seconds, nothing is written."""
+    runs = plan_runs(study)
+    records = {run.id: finished(out / RUNS / run.id) for run in runs}
+    known = _timings(runs, records)
+    missing = [run for run in runs if records[run.id] is None]
+    if missing:
+        with _threads(placing.threads):
+            known = time_steps(missing, known)
+    done = frozenset(name for name, record in records.items() if record is not None)
+    return SweepPlan(study, out, runs, tuple(estimate(runs, known)), done, placing, slots)
+
+
+def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> SweepResult:
+    """Run what has no record, on an executor."""
+    folder = os.getcwd()
+    jobs = [
+        (
+            run,
+            Job(run.id, str(plan.out), run.config.as_dict(), plan.placing.threads, folder),
+            seconds,
+        )
+        for run, seconds in zip(plan.runs, plan.seconds, strict=True)
+    ]
+    records, failures = Driver(jobs, executor, on_progress).to_the_end()
+    return SweepResult(
+        plan=plan,
+        records=tuple(records[run.id] for run in plan.runs if run.id in records),
+        failures=tuple(failures[run.id] for run in plan.runs if run.id in failures),
+    )
+
+
+def _timings(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord | None]) -> list[Timing]:
+    """How long a step took in runs that have finished."""
+    found = []
+    for run in runs:
+        record = records[run.id]
+        if record is not None and record.steps_done and record.seconds > 0:
+            seconds = record.seconds / record.steps_done
+            found.append(Timing(kind_of(run.config), run.macs, seconds))
+    return found
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    held = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(held)
