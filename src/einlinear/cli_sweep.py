@@ -122,11 +122,16 @@ def _plan_line(plan: SweepPlan) -> str:
         line += f"; {len(plan.finished)} are done, {left} to go"
     if not left:
         return line
-    placing = plan.placing
-    threads = "1 thread" if placing.threads == 1 else f"{placing.threads} threads"
-    where = {"local": "processes", "inline": "process", "ray": "Ray", "slurm": "Slurm jobs"}
-    line += f"\n{plan.slots} at once by {where[placing.executor]} of {threads} each"
-    return f"{line}; about {duration(plan.seconds_left)}"
+    return f"{line}\n{_where(plan)}; about {duration(plan.seconds_left)}"
+
+
+def _where(plan: SweepPlan) -> str:
+    if plan.placing.executor == "inline":
+        return "one after the other in this process"
+    nouns = {"local": "processes", "ray": "tasks of Ray", "slurm": "jobs of Slurm"}
+    threads = plan.placing.threads
+    each = "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{plan.slots} at once by {nouns[plan.placing.executor]} of {each} each"
 
 
 def _structure(structure: str, num_experts: int) -> str:

@@ -9,16 +9,16 @@ from time import monotonic
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from einlinear.studies.record import RunRecord
-from einlinear.studies.sweeps.progress import Failure, Running, SweepProgress
+from einlinear.studies.sweeps.progress import Failure, SweepProgress
 
 _SECONDS_BETWEEN_LINES = 15.0
 _MOST_ROWS = 20
+_BAR = 20
 
 
 @contextmanager
@@ -50,16 +50,19 @@ def sweep_display(
 def picture(at: SweepProgress) -> Group:
     """One line for all, and one for each run under way."""
     head = Table.grid(padding=(0, 2, 0, 0))
-    head.add_row(ProgressBar(1.0, at.share, width=28), Text(_summary(at), style="bold"))
-    table = Table.grid(padding=(0, 2, 0, 0))
+    head.add_row(ProgressBar(1.0, at.share, width=_BAR), Text(_summary(at), style="bold"))
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.add_column(width=_BAR)
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    for _ in range(3):
+        table.add_column(justify="right", no_wrap=True)
     for run in at.running[:_MOST_ROWS]:
         table.add_row(
-            ProgressBar(run.total, run.done, width=28),
-            escape(run.label),
-            Text(f"step {run.done:,} of {run.total:,}"),
-            Text("" if run.loss is None else f"loss {run.loss:.4f}"),
+            ProgressBar(run.total, run.done, width=_BAR),
+            Text(run.label + " (another sweep)" * run.is_elsewhere),
+            Text(f"{run.done:,}/{run.total:,}"),
+            Text("starting" if run.loss is None else f"loss {run.loss:.4f}"),
             Text("" if run.seconds_left is None else f"{duration(run.seconds_left)} left"),
-            Text(_where(run), style="dim"),
         )
     hidden = len(at.running) - _MOST_ROWS
     return Group(head, table, Text(f"and {hidden} more" if hidden > 0 else "", style="dim"))
@@ -79,12 +82,6 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours}:{minutes:02d} h"
     return f"{hours // 24} d {hours % 24} h"
-
-
-def _where(run: Running) -> str:
-    if run.is_elsewhere:
-        return "by another sweep"
-    return "" if run.loss is not None else "starting"
 
 
 def _summary(at: SweepProgress) -> str:

@@ -272,7 +272,7 @@ class RunConfig:
     def to_toml(self) -> str:
         """All fields that the task has as a TOML text, which `load_config` reads."""
         values = {name: value for name, value in self.as_dict().items() if value is not None}
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+        return "".join(f"{name} = {toml_value(value)}\n" for name, value in values.items())
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object], source: str = "a config") -> RunConfig:
@@ -287,6 +287,12 @@ class RunConfig:
                     fix=f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}",
                 )
         return cls(**values)  # type: ignore[arg-type]
+
+
+def toml_value(value: object) -> str:
+    """A text, number, flag or list of them as TOML writes it, which is nearly as JSON does."""
+    # JSON writes characters beyond 16 bits as two, and DEL as it is; TOML allows neither.
+    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
 
 
 def _checked(task: str, name: str, value: object) -> object:

@@ -44,9 +44,9 @@ def time_steps(
     held = {(timing.kind, timing.macs) for timing in timings}
     begin = perf_counter()
     for run in _order(runs):
-        left = seconds - (perf_counter() - begin)
-        expected = _step_seconds(run, timings) * (_STEPS + 3) if timings else 0.0
-        if (kind_of(run.config), run.macs) in held or expected > left:
+        expected = _step_seconds(run, timings) * (_STEPS + 3)
+        is_late = bool(timings) and perf_counter() - begin + expected > seconds
+        if (kind_of(run.config), run.macs) in held or is_late:
             continue
         timings.append(Timing(kind_of(run.config), run.macs, _timed(shape_of(run.config))))
         held.add((kind_of(run.config), run.macs))

@@ -29,7 +29,7 @@ class Placing:
     Args:
         executor: local processes, this process (inline), Ray, or Slurm.
         processes: how many runs at once; chosen by `place` unless given.
-        threads: of each run; chosen by `place` unless given.
+        threads: of each run; chosen by `place` unless given, but for inline, which keeps its own.
         address: of a Ray cluster; one is started on this machine unless given.
         slurm: settings of Slurm jobs by name, such as {"partition": "cpu", "time": "120"}.
         gpus: of this machine.
@@ -72,9 +72,10 @@ def place(study: Study, placing: Placing) -> Placing:
     """
     num_runs = len(study.cells)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    gpus, most, own_threads = 0, _MOST_QUEUED, 1  # of Ray and Slurm, which know their machines
+    gpus, most = 0, _MOST_QUEUED  # of Ray and Slurm, which know their machines
+    own_threads: int | None = 1
     if placing.executor == "inline":
-        most, own_threads = 1, cores or 1
+        most, own_threads = 1, None
     elif placing.executor == "local":
         is_used = any(cell.settings.get("device") != "cpu" for cell in study.cells)
         gpus = count_gpus() if is_used else 0
@@ -101,16 +102,16 @@ def opened(placing: Placing, out: Path) -> Iterator[Executor]:
 
 
 def _make(placing: Placing, out: Path) -> Executor:
+    if placing.executor == "inline":
+        from einlinear.studies.sweeps.inline import InlineExecutor  # torch takes a while to load
+
+        return InlineExecutor()
     processes, threads = placing.processes, placing.threads
     assert processes is not None, "`place` has chosen"
     assert threads is not None, "`place` has chosen"
     if placing.executor == "local":
         return LocalExecutor(processes, threads, placing.gpus)
-    # The others load torch, or packages that are extras.
-    if placing.executor == "inline":
-        from einlinear.studies.sweeps.inline import InlineExecutor
-
-        return InlineExecutor()
+    # The others load packages that are extras.
     if placing.executor == "ray":
         from einlinear.studies.sweeps.on_ray import RayExecutor
 

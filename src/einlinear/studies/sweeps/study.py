@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from hashlib import sha256
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from einlinear.errors import EinlinearError
-from einlinear.studies.config import RunConfig
+from einlinear.studies.config import RunConfig, toml_value
 from einlinear.studies.config_file import read_config
 
 BUDGET = "flops"
@@ -89,7 +89,7 @@ class Study:
 
     def to_toml(self) -> str:
         """The study as a TOML text, which `load_study` reads."""
-        lines = [f"name = {_toml(self.name)}", "", "[base]", *_table(self.base)]
+        lines = [f"name = {toml_value(self.name)}", "", "[base]", *_table(self.base)]
         for grid in self.grids:
             lines += ["", "[[grid]]", *_table(grid)]
         return "\n".join(lines) + "\n"
@@ -183,14 +183,4 @@ def _wrong(name: str, value: object, rule: str) -> EinlinearError:
 
 
 def _table(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name} = {_toml(value)}" for name, value in values.items()]
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML writes it, which for texts, numbers and lists is as JSON does."""
-    if isinstance(value, Path):
-        value = str(value)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{', '.join(map(_toml, value))}]"
-    # JSON leaves DEL as it is; TOML does not allow it.
-    return json.dumps(value).replace("\x7f", "\\u007f")
+    return [f"{name} = {toml_value(value)}" for name, value in values.items()]

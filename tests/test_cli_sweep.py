@@ -1,0 +1,164 @@
+"""The command sweep and its display."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+import einlinear as el
+from einlinear import sweep_display
+from einlinear.studies.sweeps.job import keep_failure
+from einlinear.studies.sweeps.progress import Failure, Running, SweepProgress
+from einlinear.sweep_display import duration
+from runs import TINY, tiny, without_clock
+from test_cli import run
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "study.json"
+    base = TINY | {"steps": 6, "warmup": 0}
+    path.write_text(json.dumps({"base": base, "grid": {"seed": [0, 1], "width": [16, 32]}}))
+    return path
+
+
+def test_a_dry_run_says_everything_and_writes_nothing(capsys, tmp_path, study):
+    out = tmp_path / "out"
+    code, printed, err = run(capsys, "sweep", str(study), "--out", str(out), "--dry-run")
+    assert code == 0, err
+    plans = [el.studies.sweeps.plan.plan_runs(el.load_study(study))]
+    assert f"4 runs, {sum(r.flops for r in plans[0]):.3g} FLOPs in all" in printed
+    assert "of 1 thread each; about" in printed
+    rows = [line.split() for line in printed.splitlines() if line.startswith("│")]
+    assert [(row[1], row[3], row[7], row[9]) for row in rows] == [
+        ("dense", "16", "2", "0"),
+        ("dense", "32", "2", "0"),
+    ]
+    assert not out.exists()
+
+
+def test_runs_here_and_what_is_done_is_done(capsys, tmp_path, study):
+    out = tmp_path / "out"
+    command = ["sweep", str(study), "--out", str(out), "--executor", "inline"]
+    code, printed, err = run(capsys, *command)
+    assert code == 0, err
+    assert "4 runs have a record, 0 of them diverged; 0 failed" in printed
+    assert f"next: einlinear report {out}" in printed
+    assert "4 of 4 runs done" in err
+    config = tiny(steps=6, warmup=0, seed=1, width=32)
+    path = out / "runs" / config.id
+    assert without_clock(el.read_record(path)) == without_clock(el.train(config))
+    assert not list(path.glob("claim-*")), "nobody has it any more"
+    before = (path / "record.json").stat().st_mtime_ns
+    code, printed, err = run(capsys, *command)
+    assert code == 0, err
+    assert "4 are done, 0 to go" in printed
+    assert "finished" not in err, "what was done before is no news"
+    assert (path / "record.json").stat().st_mtime_ns == before
+
+
+def test_a_run_that_fails_is_tried_twice_and_shown(capsys, tmp_path, study):
+    out = tmp_path / "out"
+    broken = out / "runs" / tiny(steps=6, warmup=0).id
+    (broken / "metrics.jsonl").mkdir(parents=True)  # it cannot be written
+    code, printed, err = run(capsys, "sweep", str(study), "--out", str(out), "--executor", "inline")
+    assert code == 1
+    assert "3 runs have a record, 0 of them diverged; 1 failed" in printed
+    assert f"failed: {broken.name} width 16, seed 0\n  cannot write" in printed
+    assert f"log: {broken / 'log.txt'}" in printed
+    assert "give the same command again" in printed
+    assert f"failed    {broken.name} width 16, seed 0:" in err
+    lines = [json.loads(line) for line in (broken / "failures.jsonl").read_text().splitlines()]
+    assert [(line["attempt"], line["kind"]) for line in lines] == [(1, "error"), (2, "error")]
+    assert (broken / "log.txt").read_text().count("cannot write") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (["--slurm", "partition"], "--slurm has 'partition'"),
+        (["--slurm", "time=5"], "slurm is {'time': '5'}, the executor local"),
+        (["--address", "auto"], "address is 'auto'"),
+        (["--processes", "0"], "processes"),
+    ],
+)
+def test_bad_flags(capsys, tmp_path, study, flags, what):
+    code, _, err = run(capsys, "sweep", str(study), "--out", str(tmp_path / "out"), *flags)
+    assert code == 2
+    assert what in err
+    assert len(err.splitlines()) == 3
+
+
+def test_a_directory_of_a_single_run_is_refused(capsys, tmp_path, study):
+    el.train(tiny(steps=1, warmup=0), tmp_path / "out")
+    command = ["sweep", str(study), "--out", str(tmp_path / "out"), "--executor", "inline"]
+    code, _, err = run(capsys, *command)
+    assert code == 2
+    assert "is the directory of a single run" in err
+
+
+def test_failures_are_kept_in_order(tmp_path):
+    keep_failure(tmp_path, "error", "first\n")
+    keep_failure(tmp_path, "killed", "second\n")
+    lines = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
+    assert [(line["attempt"], line["error"]) for line in lines] == [(1, "first\n"), (2, "second\n")]
+
+
+RUNNING = (
+    Running("a", "btt [bold]x", 420, 1000, 1.91234, 75.0, False),
+    Running("b", "dense", 0, 1000, None, None, True),
+)
+AT = SweepProgress(24, 9, 1, 1, RUNNING, 0.4, 4000.0)
+
+
+def test_a_live_picture_in_a_terminal():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=110, color_system=None)
+    failure = Failure("c", "low", "Traceback\n  [red]\nValueError: no", None)
+    with sweep_display.sweep_display(console, {"c": "low"}) as show:
+        show(AT)
+        show(SweepProgress(24, 9, 1, 1, (), 0.4, 1.0, (failure,)))
+    shown = file.getvalue()
+    assert "10 of 24 runs done, 1 diverged, 1 failed, 2 running, about 1:06 h left" in shown
+    assert "btt [bold]x" in shown
+    assert "420/1,000  loss 1.9123  1:15 min left" in shown
+    assert "dense (another sweep)" in shown
+    assert "failed    c low: ValueError: no" in shown
+
+
+def test_lines_in_a_log(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(sweep_display, "monotonic", lambda: now[0])
+    done = SweepProgress(24, 23, 1, 0, (), 1.0, 0.0)
+    with sweep_display.sweep_display(Console(file=io.StringIO()), {}) as show:
+        for seconds, at in ((0, AT), (5, AT), (20, AT), (36, done)):
+            now[0] = seconds
+            show(at)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[-1] == "24 of 24 runs done, 1 diverged"
+
+
+def test_no_more_rows_than_fit():
+    many = SweepProgress(99, 0, 0, 0, RUNNING * 15, 0.0, 1.0)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(sweep_display.picture(many))
+    assert "and 10 more" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (125, "2:05 min"),
+        (3599, "59:59 min"),
+        (11_400, "3:10 h"),
+        (187_200, "2 d 4 h"),
+    ],
+)
+def test_times_for_people(seconds, text):
+    assert duration(seconds) == text
