@@ -27,6 +27,10 @@ def test_python(page, capsys):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "toml"):  # the first line of a file that commands use is its name
+        name = re.match(r"# (\w+\.toml)\n", block)
+        if name:
+            (tmp_path / name[1]).write_text(block, encoding="utf-8")
     for block in blocks(page, "sh"):
         for line in block.splitlines():
             if line.startswith("einlinear "):
