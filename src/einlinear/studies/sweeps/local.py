@@ -141,9 +141,9 @@ class _Worker:
         """Let the process go, at once."""
         self.process.kill()
         self.process.wait()
-        for pipe in (self.requests, self.answers):
+        for file in (self.requests, self.answers, self._errors):
             try:
-                pipe.close()
+                file.close()
             except OSError:
                 pass  # what was not sent to a dead process
 
