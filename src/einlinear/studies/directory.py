@@ -43,6 +43,10 @@ def sync_folder(path: Path) -> None:
             os.close(handle)
 
 
+class BusyError(EinlinearError):
+    """Another process writes to the directory of a run now."""
+
+
 class RunDirectory:
     """The files of one run. Only one process at a time may write."""
 
@@ -102,7 +106,7 @@ class RunDirectory:
             fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
-            raise EinlinearError(
+            raise BusyError(
                 what=f"another process is training in {self.path}",
                 rule="one process at a time writes to the directory of a run",
                 fix="wait until it has ended, or choose another directory",

@@ -111,16 +111,18 @@ class Watch:
         self._stale = stale_seconds
         self._seen: dict[Path, tuple[int, float]] = {}
 
-    def is_taken(self, directory: Path) -> bool:
-        """Whether somebody alive holds a run, as far as can be told now."""
+    def is_taken(self, directory: Path, dead: str | None = None) -> bool:
+        """Whether somebody alive holds a run, as far as can be told now.
+
+        `dead` is a claim, as `claim_on` tells it, that somebody else has found dead.
+        """
         path = _current(directory)
         if path is None:
             return False
-        try:
-            changed = path.stat().st_mtime_ns
-        except OSError:
+        changed = _changed(path)
+        if changed in (None, _RELEASED) or dead == f"{path.name} {changed}":
             return False
-        if changed == _RELEASED or _is_gone(read_claim(path)):
+        if _is_gone(read_claim(path)):
             return False
         seen, since = self._seen.get(path, (None, 0.0))
         if seen != changed:
@@ -128,9 +130,9 @@ class Watch:
             self._seen[path] = changed, since
         return monotonic() - since < self._stale
 
-    def take(self, directory: Path) -> Claim | None:
+    def take(self, directory: Path, dead: str | None = None) -> Claim | None:
         """Claim a run for this process; None if somebody else has it."""
-        if self.is_taken(directory):
+        if self.is_taken(directory, dead):
             return None
         held = _current(directory)
         number = 1 if held is None else int(held.name.partition("-")[2]) + 1
@@ -167,6 +169,12 @@ def claimed(directory: Path) -> dict[str, Any]:
     """What the claim on a run says; nothing if there is none."""
     path = _current(directory)
     return {} if path is None else read_claim(path)
+
+
+def claim_on(directory: Path) -> str | None:
+    """Which claim counts, at its last beat, for others to know it again; None if there is none."""
+    path = _current(directory)
+    return None if path is None else f"{path.name} {_changed(path)}"
 
 
 @cache
@@ -206,6 +214,14 @@ def _start_time(pid: int) -> str | None:
 def _claims(directory: Path) -> list[Path]:
     """All claims on a run, the one that counts last."""
     return sorted(directory.glob("claim-[0-9][0-9][0-9][0-9][0-9][0-9]"))
+
+
+def _changed(path: Path) -> int | None:
+    """When a claim was last changed; None if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _current(directory: Path) -> Path | None:

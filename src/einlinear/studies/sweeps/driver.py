@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from einlinear.studies.record import RunRecord
-from einlinear.studies.sweeps.claims import Watch, claimed
+from einlinear.studies.sweeps.claims import Watch, claim_on, claimed
 from einlinear.studies.sweeps.executor import Executor
 from einlinear.studies.sweeps.job import Job, Outcome, finished, keep_failure
 from einlinear.studies.sweeps.plan import PlannedRun, makespan
@@ -18,6 +18,7 @@ from einlinear.studies.sweeps.progress import Failure, OnProgress, Running, Swee
 
 _ATTEMPTS = 2
 _SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_LEAVE_IT = 5.0  # to who was quicker, or holds a run without a claim
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class Driver:
         longest = sorted(self._states.values(), key=lambda state: -state.seconds)
         self._waiting = [state.run.id for state in longest]
         self._running: list[str] = []
-        self._elsewhere: list[str] = []
+        self._elsewhere: dict[str, float] = {}  # and when each may be taken over, at the soonest
         self._told: list[RunRecord | Failure] = []
         self._begin = monotonic()
         self._pace = _Pace()
@@ -85,21 +86,26 @@ class Driver:
             name = self._waiting.pop(0)
             if self._has_record(name):
                 continue
-            if self._watch.is_taken(self._states[name].job.directory):
-                self._elsewhere.append(name)
+            job = self._states[name].job
+            dead = claim_on(job.directory)
+            if self._is_taken(name):
+                self._elsewhere[name] = 0.0
                 continue
-            self._executor.start(self._states[name].job)
+            self._executor.start(replace(job, dead=dead))
             self._pace.start(name)
             self._running.append(name)
 
     def _look_elsewhere(self) -> None:
         """Runs of others: done, or to be taken over, or left to them."""
-        for name in list(self._elsewhere):
+        for name, soonest in list(self._elsewhere.items()):
             if self._has_record(name):
-                self._elsewhere.remove(name)
-            elif not self._watch.is_taken(self._states[name].job.directory):
-                self._elsewhere.remove(name)
+                del self._elsewhere[name]
+            elif monotonic() >= soonest and not self._is_taken(name):
+                del self._elsewhere[name]
                 self._waiting.insert(0, name)
+
+    def _is_taken(self, name: str) -> bool:
+        return self._watch.is_taken(self._states[name].job.directory)
 
     def _take(self, outcome: Outcome) -> None:
         name, state = outcome.id, self._states[outcome.id]
@@ -107,7 +113,7 @@ class Driver:
         if self._has_record(name):
             self._pace.end(name, state.seconds)
         elif outcome.end == "busy":
-            self._elsewhere.append(name)
+            self._elsewhere[name] = monotonic() + _SECONDS_TO_LEAVE_IT
         else:
             self._count_failure(state, outcome)
             if state.attempts < _ATTEMPTS:

@@ -25,6 +25,7 @@ class Job:
     config: of the run, as JSON has it.
     threads: of torch; None leaves them as they are.
     folder: where paths in the config begin.
+    dead: the claim on the run that was found dead, if there is one.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Job:
     config: Mapping[str, Any]
     threads: int | None
     folder: str
+    dead: str | None = None
 
     @property
     def directory(self) -> Path:

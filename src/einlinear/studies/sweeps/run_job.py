@@ -14,6 +14,7 @@ import torch
 
 from einlinear.errors import EinlinearError, cannot_write
 from einlinear.studies.config import RunConfig
+from einlinear.studies.directory import BusyError
 from einlinear.studies.loop import TrainProgress
 from einlinear.studies.sweeps.claims import Claim, Watch
 from einlinear.studies.sweeps.job import LOG, Job, Outcome, finished, keep_failure
@@ -33,7 +34,7 @@ def run_job(job: Job, *, is_alone: bool = True) -> Outcome:
     """
     directory = job.directory
     try:
-        claim = Watch().take(directory)
+        claim = Watch().take(directory, job.dead)
         if claim is None:
             return Outcome(job.id, "busy")
         with claim:
@@ -41,7 +42,7 @@ def run_job(job: Job, *, is_alone: bool = True) -> Outcome:
                 try:
                     _put_aside(directory)
                     _train(job, claim, is_alone)
-                except _LostClaimError:
+                except (_LostClaimError, BusyError):
                     return Outcome(job.id, "busy")
                 except Exception as error:
                     text = _told(error)
@@ -80,7 +81,7 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
     with keeping:
         try:
             train(RunConfig.from_dict(job.config), job.directory, report)
-        except _LostClaimError:
+        except (_LostClaimError, BusyError):
             raise
         except Exception as error:
             _add(log, _told(error))
