@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import sleep
 
 from einlinear.studies.sweeps.job import Job, Outcome
 from einlinear.studies.sweeps.run_job import run_job
@@ -22,6 +23,8 @@ class InlineExecutor:
 
     def ended(self, seconds: float) -> Sequence[Outcome]:
         """The outcomes of all jobs that were started."""
+        if not self._jobs:
+            sleep(seconds)
         jobs, self._jobs = self._jobs, []
         return [run_job(job, is_alone=False) for job in jobs]
 
