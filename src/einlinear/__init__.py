@@ -73,13 +73,13 @@ if TYPE_CHECKING:
     from einlinear.studies.multiplier import compute_multiplier as compute_multiplier
     from einlinear.studies.multiplier import linf_table as linf_table
     from einlinear.studies.observations import Observations as Observations
-    from einlinear.studies.observations import read_observations as read_observations
     from einlinear.studies.prepare import prepare as prepare
     from einlinear.studies.record import RunRecord as RunRecord
     from einlinear.studies.sweeps.study import Study as Study
     from einlinear.studies.sweeps.study import load_study as load_study
     from einlinear.studies.sweeps.sweep import SweepResult as SweepResult
     from einlinear.studies.sweeps.sweep import sweep as sweep
+    from einlinear.studies.tables import read_observations as read_observations
     from einlinear.studies.tasks.catalogue import open_task as open_task
     from einlinear.studies.train import train as train
 
@@ -145,7 +145,7 @@ _HOMES = {
     "SweepResult": "studies.sweeps.sweep",
     "sweep": "studies.sweeps.sweep",
     "Observations": "studies.observations",
-    "read_observations": "studies.observations",
+    "read_observations": "studies.tables",
     "frontier": "studies.fit",
     "Fit": "studies.fit",
     "PowerLaw": "studies.fit",

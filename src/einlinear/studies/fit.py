@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite, log, nan
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -16,16 +17,14 @@ from einlinear.studies.observations import Floats, Observations, as_observations
 from einlinear.studies.record import RunRecord
 from einlinear.studies.resample import (
     Problem,
-    Selection,
-    all_points,
+    check_compute,
+    check_linf,
     interval,
-    make_column,
     make_problem,
-    selected,
     solve,
     solve_samples,
-    used,
 )
+from einlinear.studies.selection import Selection, make_tables, near_hull, on_frontier
 
 Data = Observations | Iterable[RunRecord]
 Linf = float | Literal["fitted", "shared"]
@@ -41,7 +40,7 @@ class PowerLaw:
     r2: share of the variance of log L that the law explains.
     rms: of the residuals of log L; 0.01 is one per cent of the loss.
     num_points, num_runs: how many points were used, and of how many runs.
-    decades: powers of ten between their least and most compute.
+    compute_range: their least and most compute; the law is extrapolated beyond.
     """
 
     structure: str
@@ -55,7 +54,16 @@ class PowerLaw:
     rms: float
     num_points: int
     num_runs: int
-    decades: float
+    compute_range: Interval
+
+    @property
+    def decades(self) -> float:
+        """Powers of ten between the least and the most compute of the points."""
+        return log(self.compute_range[1] / self.compute_range[0]) / log(10)
+
+    def is_extrapolated(self, compute: float) -> bool:
+        """Whether some compute is outside that of the points."""
+        return not self.compute_range[0] <= compute <= self.compute_range[1]
 
     def loss(self, compute: float) -> float:
         """The loss that the law gives for some compute."""
@@ -122,20 +130,20 @@ def frontier(
     """
     data = as_observations(observations)
     _check_tolerance(tolerance)
-    columns = tuple(make_column(data, structure) for structure in data.structures)
-    lowest = float(data.loss.min())
-    if hull and not 0 <= linf < lowest:
-        raise _bad_linf(linf, lowest)
-    selection: Selection = "hull" if hull else "frontier"
-    settings: tuple[Selection, Sharing, float, float] = (selection, "given", linf, tolerance)
-    return data.take(used(Problem(data.structures, columns, np.zeros(len(columns)), *settings)))
+    tables = make_tables(data)
+    check_compute(data.structures, tables)
+    if not hull:
+        return data.take(np.concatenate([t.index[on_frontier(t.y)] for t in tables]))
+    check_linf(linf, float(data.loss.min()))
+    near = [near_hull(t.x, np.log(np.exp(t.y) - linf), tolerance) for t in tables]
+    return data.take(np.concatenate([t.index[n] for t, n in zip(tables, near, strict=True)]))
 
 
 def fit_power_law(
     observations: Data,
     *,
     linf: Linf = "fitted",
-    points: Choice = "frontier",
+    points: Choice = "inner",
     method: Method = "robust",
     tolerance: float = 0.05,
     level: float = 0.9,
@@ -145,15 +153,16 @@ def fit_power_law(
     """The power law L = linf + b C^-a of each structure, with intervals.
 
     Minimised is Huber's cost of log L - log(linf + b C^-a): a residual is a share of the loss, and
-    a run that went wrong counts little. Intervals are percentiles over samples of the runs: groups
-    are drawn again from those of the structure, then seeds from those of the group, and frontier
-    and law are found anew. Checked by: test_fit.py::test_intervals_cover.
+    a run that went wrong counts little. Intervals are percentiles over samples of the runs with
+    points that count: groups are drawn again, then seeds in each group, and the law is found anew.
+    Checked by: test_fit_intervals.py::test_intervals_of_curves_cover.
 
     Args:
         observations: or records, whose compute is then multiply-adds.
         linf: "fitted" for each structure, "shared" by all, or a number.
-        points: "frontier"; "inner", without the runs at its two ends, which go beyond where they
-            are the best choice; or "all", where every point is an optimum already.
+        points: "frontier", of the medians over the seeds of each group: all seeds count where it
+            is; "inner", without the sizes at its two ends, which go beyond where they are the best
+            choice; or "all".
         method: "robust", or "paper": the hull and ordinary least squares at a given linf.
         tolerance: of the paper's hull.
         level: of the intervals.
@@ -161,13 +170,12 @@ def fit_power_law(
         seed: of the samples.
     """
     data = as_observations(observations)
-    check_level(level)
-    whole_number(resamples, "resamples", 0)
+    check_draws(level, resamples, seed)
     problem = pose(data, linf, points, method, tolerance)
     found = solve(problem)
     parts = [laws for _, laws in solve_samples(problem, found, resamples, seed)]
-    laws = _make_laws(problem, data, found[0], parts, level)
-    return Fit(laws, method, linf, level, resamples, data.take(used(problem)))
+    laws = _make_laws(problem, found[0], parts, level)
+    return Fit(laws, method, linf, level, resamples, data.take(np.concatenate(problem.index)))
 
 
 def pose(
@@ -188,45 +196,45 @@ def pose(
         sharing: Sharing = "shared" if linf == "shared" else "fitted"
         value = 0.0
     else:
+        if isinstance(linf, bool) or not isinstance(linf, Real):
+            _check_choice("linf", linf, ("fitted", "shared"), " or a number")
         sharing, value = "given", float(linf)
     selection: Selection = "hull" if method == "paper" else points
     return make_problem(data, selection, sharing, value, tolerance)
 
 
 def _make_laws(
-    problem: Problem, data: Observations, found: Laws, parts: list[Laws], level: float
+    problem: Problem, found: Laws, parts: list[Laws], level: float
 ) -> tuple[PowerLaw, ...]:
-    points = all_points(problem)
+    points, log_b = problem.points, found.scale + found.a * problem.centre
     residuals = points.y - found.log_loss(points.x)
-    log_b = found.scale + found.a * problem.centre
-    none = np.full(log_b.shape, nan)
-    linf = np.concatenate([part.linf for part in parts] or [none])
-    a = np.concatenate([part.a for part in parts] or [none])
-    scale = np.concatenate([part.scale for part in parts] or [none])
+    none = [Laws(*[np.full(log_b.shape, nan)] * 3)]
+    linf = np.concatenate([part.linf for part in parts or none])
+    a = np.concatenate([part.a for part in parts or none])
+    scale = np.concatenate([part.scale for part in parts or none])
     with np.errstate(over="ignore"):
-        b = np.exp(scale + a * problem.centre)
+        b, of_all = np.exp(scale + a * problem.centre), np.exp(log_b)
     ends = [interval(samples, level) for samples in (linf, b, a)]
     laws = []
     for s, structure in enumerate(problem.structures):
-        has = points.weight[0, s] > 0
-        x, y, residual = points.x[0, s][has], points.y[0, s][has], residuals[0, s][has]
-        column = problem.columns[s]
-        runs = column.run[selected(column, np.ones((1, len(column.x))), problem)[0] > 0]
+        count = len(problem.index[s])
+        x, y, residual = (v[0, s, :count] for v in (points.x, points.y, residuals))
         of_linf, of_b, of_a = [(float(low[s]), float(high[s])) for low, high in ends]
+        least, most = np.exp(x[[0, -1]] + problem.centre[s]).tolist()
         laws.append(
             PowerLaw(
                 structure,
                 float(found.linf[0, s]),
-                float(np.exp(log_b[0, s])),
+                float(of_all[0, s]),
                 float(found.a[0, s]),
                 of_linf,
                 of_b,
                 of_a,
                 r2=_explained(y, residual),
                 rms=float(np.sqrt(np.mean(residual**2))),
-                num_points=len(x),
-                num_runs=len(np.unique(runs)),
-                decades=float(np.ptp(x) / log(10)),
+                num_points=count,
+                num_runs=problem.runs[s].count,
+                compute_range=(least, most),
             )
         )
     return tuple(laws)
@@ -237,12 +245,14 @@ def _explained(y: Floats, residual: Floats) -> float:
     return 1 - float((residual**2).sum()) / total if total else nan
 
 
-def check_level(level: float) -> None:
-    """Refuse a level that is no share."""
-    if not 0 < level < 1:
+def check_draws(level: float, resamples: int, seed: int) -> None:
+    """Refuse a level that is no share, and numbers that are not whole."""
+    if not (isinstance(level, Real) and 0 < level < 1):
         raise EinlinearError(
             what=f"level is {level!r}", rule="level is between 0 and 1", fix="give level=0.9"
         )
+    whole_number(resamples, "resamples", 0)
+    whole_number(seed, "seed", 0)
 
 
 def _check_tolerance(tolerance: float) -> None:
@@ -261,11 +271,3 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...], more: str 
             rule=f"{name} is one of {', '.join(choices)}{more}",
             fix=f'give {name}="{choices[0]}"',
         )
-
-
-def _bad_linf(linf: float, lowest: float) -> EinlinearError:
-    return EinlinearError(
-        what=f"linf is {linf:g}, the lowest loss is {lowest:g}",
-        rule="linf is 0 or more, and below all losses",
-        fix="give a lower linf",
-    )

@@ -1,4 +1,4 @@
-"""Power laws fitted to many samples of points at once, and which points they are fitted to."""
+"""Power laws fitted to many samples of points at once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from einlinear.studies.observations import Floats
 
 Sharing = Literal["fitted", "shared", "given"]
-Bools = NDArray[np.bool_]
 
 MAX_STEPS = 200
 LEAST_SCALE = 1e-6  # of residuals; below it all points count in full
 HUBER = 1.345  # in deviations: 95 % efficiency where the noise is normal
+STIFFNESS = 0.1  # of points beyond the bend, see `_step`
 SETTLED = 1e-7  # a step that lowers the cost by less than this share is the last
 BELOW = 1 - 1e-6  # the highest linf, as a share of the lowest loss
-DEPTH = 8  # see `candidates`
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,61 +56,11 @@ class Laws:
         return np.asarray(np.log(self.linf[..., None] + power))
 
     def log_compute(self, loss: Floats) -> Floats:
-        """The x at which a loss is reached; infinite for a loss that never is."""
+        """The x at which a loss is reached; infinite if never, nan if losses do not fall."""
         above = loss - self.linf[..., None]
         reached = np.log(np.where(above > 0, above, np.nan))
-        x = (self.scale[..., None] - reached) / self.a[..., None]
-        return np.asarray(np.where(above > 0, x, np.inf))
-
-
-def on_frontier(loss: Floats) -> Bools:
-    """Whether each of points, sorted by compute and then loss, is lower than all before it.
-
-    The last axis is that of points; a loss of infinity is no point.
-    """
-    lowest = np.minimum.accumulate(loss, axis=-1)
-    before = np.concatenate([np.full_like(loss[..., :1], np.inf), lowest[..., :-1]], axis=-1)
-    return np.asarray(loss < before)
-
-
-def candidates(loss: Floats) -> Bools:
-    """Whether each of sorted points may stand on the frontier of some sample of the runs.
-
-    Frontiers are taken off DEPTH times. A point that is left has a chain of DEPTH points before it,
-    each better than the next. They belong to different runs if no point of a run is behind another
-    of the same run, so a sample lacks all of them with a chance of about exp(-DEPTH).
-    """
-    left = loss.copy()
-    for _ in range(DEPTH):
-        left[on_frontier(left)] = np.inf
-    return np.asarray(np.isinf(left) & np.isfinite(loss))
-
-
-def near_hull(x: Floats, y: Floats, tolerance: float) -> Bools:
-    """Whether sorted points stand on, or within a tolerance above, the lower hull of the frontier.
-
-    Ref: [P24], as its experiments did it. Departure: the hull is that of the frontier's points, so
-    that it does not rise again at the end, and nothing beyond its last point counts as near.
-    """
-    hull: list[tuple[float, float]] = []
-    front = on_frontier(y)
-    for point in zip(x[front].tolist(), y[front].tolist(), strict=True):
-        while len(hull) > 1 and _is_above(hull[-1], hull[-2], point):
-            hull.pop()
-        hull.append(point)
-    if not hull:
-        return np.zeros(x.shape, dtype=bool)
-    corner_x, corner_y = np.array(hull).T
-    gap = y - np.interp(x, corner_x, corner_y)
-    return np.asarray((gap <= np.log1p(tolerance) + 1e-12) & (x <= corner_x[-1]))
-
-
-def _is_above(
-    middle: tuple[float, float], left: tuple[float, float], right: tuple[float, float]
-) -> bool:
-    """Whether the middle point is on or above the line between the others."""
-    (mx, my), (lx, ly), (rx, ry) = middle, left, right
-    return (my - ly) * (rx - lx) >= (ry - ly) * (mx - lx)
+        x = (self.scale[..., None] - reached) / np.where(self.a > 0, self.a, np.nan)[..., None]
+        return np.asarray(np.where(above > 0, x, np.where(self.a > 0, np.inf, np.nan)[..., None]))
 
 
 def least_squares(points: Points, linf: Floats) -> Laws:
@@ -128,12 +77,11 @@ def least_squares(points: Points, linf: Floats) -> Laws:
     return Laws(linf, mean_y - slope * mean_x, -slope)
 
 
-def _cost(points: Points, laws: Laws, bend: float) -> Floats:
+def _cost(points: Points, laws: Laws, bend: Floats) -> Floats:
     """Huber's cost of log residuals, of samples x structures."""
     size = np.abs(points.y - laws.log_loss(points.x))
-    small = np.minimum(size, bend)
-    rho = small * (size - 0.5 * small) if np.isfinite(bend) else 0.5 * size * size
-    return np.asarray((points.weight * rho).sum(-1))
+    small = np.minimum(size, bend[..., None])
+    return np.asarray((points.weight * small * (size - 0.5 * small)).sum(-1))
 
 
 def _highest_linf(points: Points, sharing: Sharing) -> Floats:
@@ -153,17 +101,20 @@ def _highest_linf(points: Points, sharing: Sharing) -> Floats:
 
 
 def _step(
-    points: Points, laws: Laws, bend: float, damping: Floats, highest: Floats, sharing: Sharing
+    points: Points, laws: Laws, bend: Floats, damping: Floats, highest: Floats, sharing: Sharing
 ) -> Laws:
     """The next laws: a damped Gauss-Newton step, in which linf stays between 0 and `highest`.
 
     With u = linf and v = (scale, a) of each structure the equations have the form of an arrow, so
-    v is eliminated by 2 x 2 inverses, and one number for each linf is left.
+    v is eliminated by 2 x 2 inverses, and one number for each linf is left. Beyond the bend the
+    cost is hardly curved, so points there have a force but little weight: a third of the steps.
     """
     power = np.exp(laws.scale[..., None] - laws.a[..., None] * points.x)
     loss = laws.linf[..., None] + power
     residual = points.y - np.log(loss)
-    weight = points.weight * np.minimum(1.0, bend / np.maximum(np.abs(residual), 1e-300))
+    clipped = np.clip(residual, -bend[..., None], bend[..., None])
+    weight = np.where(clipped == residual, points.weight, STIFFNESS * points.weight)
+    force = points.weight * clipped
     by_u, by_scale = 1.0 / loss, power / loss
     by_a = -points.x * by_scale
     wu, ws, wa = weight * by_u, weight * by_scale, weight * by_a
@@ -174,7 +125,7 @@ def _step(
     more = 1.0 + damping
     ss, aa, sa = dot(ws, by_scale) * more, dot(wa, by_a) * more, dot(ws, by_a)
     us, ua = dot(wu, by_scale), dot(wu, by_a)
-    gu, gs, ga = dot(wu, residual), dot(ws, residual), dot(wa, residual)
+    gu, gs, ga = dot(by_u, force), dot(by_scale, force), dot(by_a, force)
     det = ss * aa - sa * sa
     if sharing == "given":
         du = np.zeros_like(laws.linf)
@@ -195,19 +146,22 @@ def _pool(values: Floats, sharing: Sharing) -> Floats:
     return values
 
 
-def robust_fit(points: Points, start: Laws, bend: float, sharing: Sharing) -> Laws:
-    """Laws of least Huber cost, by Levenberg and Marquardt from a start, all samples at once."""
+def robust_fit(points: Points, start: Laws, bend: Floats, sharing: Sharing) -> Laws:
+    """Laws of least Huber cost, by Levenberg and Marquardt from a start, all samples at once.
+
+    bend: the residual beyond which points count less, of samples x structures.
+    """
     if sharing == "shared":
         return _descend(points, start, bend, sharing)
     shape = start.linf.shape  # structures that share nothing are samples of their own
     x, y, weight = (v.reshape(-1, 1, v.shape[-1]) for v in (points.x, points.y, points.weight))
     alone = Points(x, y, weight, points.is_frontier)
     begin = Laws(*(v.reshape(-1, 1) for v in (start.linf, start.scale, start.a)))
-    laws = _descend(alone, begin, bend, sharing)
+    laws = _descend(alone, begin, bend.reshape(-1, 1), sharing)
     return Laws(*(v.reshape(shape) for v in (laws.linf, laws.scale, laws.a)))
 
 
-def _descend(points: Points, start: Laws, bend: float, sharing: Sharing) -> Laws:
+def _descend(points: Points, start: Laws, bend: Floats, sharing: Sharing) -> Laws:
     """The steps of `robust_fit`; samples that have come to rest are left out of further ones."""
     linf, scale, a = start.linf.copy(), start.scale.copy(), start.a.copy()
     laws = Laws(linf, scale, a)
@@ -218,8 +172,8 @@ def _descend(points: Points, start: Laws, bend: float, sharing: Sharing) -> Laws
         damping = np.full((len(cost), 1), 1e-3)
         now = points
         for _ in range(MAX_STEPS):
-            new = _step(now, laws.rows(live), bend, damping[live], highest[live], sharing)
-            new_cost, old = _cost(now, new, bend).sum(-1), cost[live]
+            new = _step(now, laws.rows(live), bend[live], damping[live], highest[live], sharing)
+            new_cost, old = _cost(now, new, bend[live]).sum(-1), cost[live]
             better = new_cost < old
             for mine, theirs in ((linf, new.linf), (scale, new.scale), (a, new.a)):
                 mine[live[better]] = theirs[better]
@@ -235,27 +189,29 @@ def _descend(points: Points, start: Laws, bend: float, sharing: Sharing) -> Laws
     return laws
 
 
-def first_fit(points: Points, linf: float, sharing: Sharing) -> tuple[Laws, float]:
-    """The laws of one sample, and the residual beyond which points count less.
+def first_fit(points: Points, linf: float, sharing: Sharing) -> tuple[Laws, Floats]:
+    """The laws of one sample, and the residuals beyond which points of a structure count less.
 
     Starts at several linf, by least squares; then the bend follows the median of residuals.
     """
-    lowest = np.exp(np.where(points.weight > 0, points.y, np.inf).min(-1))
+    has = points.weight > 0
+    lowest = np.exp(np.where(has, points.y, np.inf).min(-1))
     lowest = np.broadcast_to(lowest.min() if sharing == "shared" else lowest, lowest.shape)
     shares = (0.0, 0.3, 0.6, 0.8, 0.9, 0.97)
     starts = np.concatenate([share * lowest for share in shares])
     if sharing == "given":
         starts = np.full_like(lowest, linf)
     many = points.rows(np.zeros(len(starts), dtype=np.int64))
-    laws = robust_fit(many, least_squares(many, starts), np.inf, sharing)
-    cost = _cost(many, laws, np.inf)
+    none = np.full(starts.shape, np.inf)
+    laws = robust_fit(many, least_squares(many, starts), none, sharing)
+    cost = _cost(many, laws, none)
     cost = cost.sum(-1, keepdims=True) if sharing == "shared" else cost
     best = np.broadcast_to(np.nanargmin(cost, 0), laws.linf.shape[1:])
     column = np.arange(laws.linf.shape[1])
     chosen = Laws(*(v[best, column][None] for v in (laws.linf, laws.scale, laws.a)))
-    bend = np.inf
+    bend = none[:1]
     for _ in range(3):
-        residual = np.abs(points.y - chosen.log_loss(points.x))[points.weight > 0]
-        bend = HUBER * max(1.4826 * float(np.median(residual)), LEAST_SCALE)
+        residual = np.where(has, np.abs(points.y - chosen.log_loss(points.x)), np.nan)
+        bend = HUBER * np.maximum(1.4826 * np.nanmedian(residual, -1), LEAST_SCALE)
         chosen = robust_fit(points, chosen, bend, sharing)
     return chosen, bend

@@ -9,20 +9,20 @@ from math import nan
 import numpy as np
 
 from einlinear.errors import EinlinearError
-from einlinear.structures.values import whole_number
 from einlinear.studies.fit import (
     Choice,
     Data,
     Interval,
     Linf,
     Method,
-    check_level,
+    check_draws,
     fit_power_law,
     pose,
 )
-from einlinear.studies.law import Bools, Laws, Points
+from einlinear.studies.law import Laws, Points
 from einlinear.studies.observations import Floats, Observations, as_observations
-from einlinear.studies.resample import Problem, all_points, interval, solve, solve_samples
+from einlinear.studies.resample import Problem, interval, solve, solve_samples
+from einlinear.studies.selection import Bools
 
 Draws = tuple[int, int]  # how many samples, and their seed
 
@@ -74,8 +74,9 @@ def compute_multiplier(
     reference: str = "dense",
     *,
     linf: Linf = "shared",
-    points: Choice = "frontier",
+    points: Choice = "inner",
     method: Method = "robust",
+    tolerance: float = 0.05,
     losses: Sequence[float] | None = None,
     level: float = 0.9,
     resamples: int = 500,
@@ -89,6 +90,7 @@ def compute_multiplier(
         linf: "shared" by all laws, "fitted" for each, or a number.
         points: as in `fit_power_law`.
         method: as in `fit_power_law`.
+        tolerance: as in `fit_power_law`.
         losses: of the curve; 41 between the lowest and the highest of all frontiers unless given.
         level: of the intervals.
         resamples: samples of the runs for the intervals; 0 is no intervals.
@@ -96,15 +98,14 @@ def compute_multiplier(
     """
     data = as_observations(observations)
     data.of(reference)
-    whole_number(resamples, "resamples", 0)
-    check_level(level)
-    problem = pose(data, linf, points, method, 0.05)
-    if len(problem.structures) < 2:
+    check_draws(level, resamples, seed)
+    if len(data.structures) < 2:
         raise EinlinearError(
             what=f"there is no structure but {reference!r}",
             rule="a multiplier compares a structure with a reference",
             fix="add runs of another structure",
         )
+    problem = pose(data, linf, points, method, tolerance)
     here = problem.structures.index(reference)
     return _compare(problem, here, losses, level, (resamples, seed))
 
@@ -114,7 +115,7 @@ def _compare(
 ) -> dict[str, Multiplier]:
     """The multipliers of all structures; `here` is the place of the reference."""
     found = solve(problem)
-    points = all_points(problem)
+    points = problem.points
     ranges = _loss_ranges(points)
     grid = _grid(ranges, losses)
     bounds, is_beyond = _bounds(points, ranges, here)
@@ -161,7 +162,10 @@ def _loss_ranges(points: Points) -> Floats:
 def _grid(ranges: Floats, losses: Sequence[float] | None) -> Floats:
     if losses is None:
         return np.geomspace(ranges.min(), ranges.max(), 41)
-    grid = np.asarray(losses, dtype=float)
+    try:
+        grid = np.asarray(losses, dtype=float)
+    except (TypeError, ValueError):
+        grid = np.zeros(0)
     if grid.ndim != 1 or not len(grid) or not (np.isfinite(grid) & (grid > 0)).all():
         raise EinlinearError(
             what=f"losses is {losses!r}",
@@ -191,15 +195,15 @@ def _curve(problem: Problem, laws: Laws, losses: Floats, here: int) -> Floats:
 def _over_points(problem: Problem, points: Points, laws: Laws, here: int, bounds: Floats) -> Floats:
     """Mean, deviation, median and number of C_reference(L_i) / C_i: samples x 4 x structures.
 
-    Points at losses that the reference's law never reaches have no such number.
+    At a loss that the reference's law never reaches the number is infinite.
     """
     loss = np.exp(points.y)
     reference = Laws(*(v[:, here, None] for v in (laws.linf, laws.scale, laws.a)))
     needed = reference.log_compute(loss) + problem.centre[here]
-    inside = (loss >= bounds[:, :1]) & (loss <= bounds[:, 1:]) & np.isfinite(needed)
-    weight = points.weight * inside
+    weight = points.weight * ((loss >= bounds[:, :1]) & (loss <= bounds[:, 1:]))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        ratio = np.exp(np.where(inside, needed - points.x - problem.centre[:, None], 0.0))
+        factor = needed - points.x - problem.centre[:, None]
+        ratio = np.exp(np.where(weight > 0, factor, 0.0))
         total = weight.sum(-1)
         mean = (weight * ratio).sum(-1) / total
         spread = (weight * (ratio - mean[..., None]) ** 2).sum(-1)
@@ -220,7 +224,11 @@ def _median(values: Floats, weight: Floats) -> Floats:
 
 
 def linf_table(
-    observations: Data, values: Sequence[float] | None = None, reference: str = "dense"
+    observations: Data,
+    values: Sequence[float] | None = None,
+    reference: str = "dense",
+    *,
+    points: Choice = "inner",
 ) -> tuple[LinfRow, ...]:
     """The laws and multipliers at several given linf: how far conclusions hang on it.
 
@@ -231,18 +239,20 @@ def linf_table(
         observations: or records, whose compute is then multiply-adds.
         values: the linf; 0, 0.3, 0.6, 0.8 and 0.9 of the lowest loss unless given.
         reference: of the multipliers.
+        points: as in `fit_power_law`.
     """
     data = as_observations(observations)
     if values is None:
         values = [share * float(data.loss.min()) for share in (0.0, 0.3, 0.6, 0.8, 0.9)]
-    return tuple(row for value in values for row in _rows_at(data, float(value), reference))
+    rows = (_rows_at(data, float(value), reference, points) for value in values)
+    return tuple(row for some in rows for row in some)
 
 
-def _rows_at(data: Observations, linf: float, reference: str) -> list[LinfRow]:
-    fit = fit_power_law(data, linf=linf, resamples=0)
+def _rows_at(data: Observations, linf: float, reference: str, points: Choice) -> list[LinfRow]:
+    fit = fit_power_law(data, linf=linf, points=points, resamples=0)
     means = {reference: 1.0}
     if len(fit.laws) > 1:
-        found = compute_multiplier(data, reference, linf=linf, resamples=0)
+        found = compute_multiplier(data, reference, linf=linf, points=points, resamples=0)
         means |= {name: multiplier.mean for name, multiplier in found.items()}
     return [
         LinfRow(linf, law.structure, law.a, law.b, law.r2, law.rms, means.get(law.structure, nan))

@@ -1,19 +1,16 @@
-"""Observations: compute and loss of many runs as columns, out of records or out of any table."""
+"""Observations: compute and loss of many runs as columns, out of records or of arrays."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from einlinear.errors import EinlinearError
+from einlinear.structures.text import parse
 from einlinear.studies.config import RunConfig
 from einlinear.studies.record import Point, RunRecord
 
@@ -22,24 +19,23 @@ Ints = NDArray[np.int64]
 Names = NDArray[np.object_]
 Compute = Literal["macs", "linear_macs", "seconds", "params", "units"]
 
-REQUIRED = ("run", "compute", "loss")
-OPTIONAL = ("structure", "seed", "group")
-
 
 @dataclass(frozen=True, eq=False)
 class Observations:
     """Points of compute and loss, one for each evaluation of each run.
 
     Points without a loss (None, or not finite) are left out and counted. Points of no compute, such
-    as the first of a run, are kept; no frontier or fit uses them.
+    as the first of a run, are kept; no frontier or fit uses them. An empty value of a column that
+    may be left out stands for its default.
 
     Args:
-        run: the id of the run.
+        run: the id of the run; runs of one id with different seeds are different runs.
         compute: what was spent up to this point; 0 or more.
         loss: above 0.
         structure: whose points are compared and fitted together; "all" unless given.
         seed: of the run; 0 unless given.
         group: equal for runs that differ in their seed only; the run unless given.
+        size: equal for runs of one size of model; the group unless given.
         more: further columns by name.
         left_out: how many points had no loss.
     """
@@ -50,27 +46,26 @@ class Observations:
     structure: Names = None  # type: ignore[assignment]
     seed: Ints = None  # type: ignore[assignment]
     group: Names = None  # type: ignore[assignment]
+    size: Names = None  # type: ignore[assignment]
     more: Mapping[str, Names] = field(default_factory=dict)
     left_out: int = 0
 
     def __post_init__(self) -> None:
-        run = np.asarray(self.run, dtype=object)
         columns: dict[str, Any] = {
-            "run": run,
-            "compute": np.asarray(self.compute, dtype=float),
-            "loss": np.array(self.loss, dtype=float),  # None becomes nan
-            "structure": _filled(self.structure, "all", len(run)),
-            "seed": _filled(self.seed, 0, len(run)).astype(np.int64),
-            "group": run if self.group is None else np.asarray(self.group, dtype=object),
+            "run": _names(self.run),
+            "compute": _converted(self.compute, "compute", _floats),
+            "loss": _converted(self.loss, "loss", _floats),  # None becomes nan
         }
-        more = {name: np.asarray(column, dtype=object) for name, column in self.more.items()}
+        count = len(columns["run"])
+        columns["structure"] = _filled(self.structure, np.full(count, "all", object))
+        seed = _filled(self.seed, np.zeros(count, object))
+        columns["seed"] = _converted(seed, "seed", _whole)
+        columns["group"] = _filled(self.group, columns["run"])
+        columns["size"] = _filled(self.size, columns["group"])
+        more = {name: _names(column) for name, column in self.more.items()}
         for name, column in [*columns.items(), *more.items()]:
-            if column.shape != run.shape:
-                raise EinlinearError(
-                    what=f"{name} has {len(column)} values, run has {len(run)}",
-                    rule="the columns of observations are of one length",
-                    fix="give one value of every column for every point",
-                )
+            if column.shape != (count,):
+                raise _not_of_length(name, column.size, count)
         keep = np.isfinite(columns["loss"])
         left_out = self.left_out + int((~keep).sum())
         for name, column in columns.items():
@@ -82,10 +77,13 @@ class Observations:
     def _check(self) -> None:
         bad = np.flatnonzero(~(np.isfinite(self.compute) & (self.compute >= 0)))
         if len(bad):
-            raise _bad_compute(f"point {bad[0]} of the observations", self.compute[bad[0]])
+            raise bad_compute(f"point {bad[0]} of the observations", self.compute[bad[0]])
         bad = np.flatnonzero(self.loss <= 0)
         if len(bad):
-            raise _bad_loss(f"point {bad[0]} of the observations", self.loss[bad[0]])
+            raise bad_loss(f"point {bad[0]} of the observations", self.loss[bad[0]])
+        bad = np.flatnonzero(_is_empty(self.run))
+        if len(bad):
+            raise no_run(f"point {bad[0]} of the observations")
         if not len(self.run):
             raise EinlinearError(
                 what=f"there are no observations ({self.left_out} points had no loss)",
@@ -110,6 +108,7 @@ class Observations:
             self.structure[index],
             self.seed[index],
             self.group[index],
+            self.size[index],
             {name: column[index] for name, column in self.more.items()},
             self.left_out,
         )
@@ -126,22 +125,29 @@ class Observations:
 
     @classmethod
     def from_records(cls, records: Iterable[RunRecord], compute: Compute = "macs") -> Observations:
-        """All points of the curves of runs; of runs that diverged those with a loss."""
+        """All points of the curves of runs; of runs that diverged those with a loss.
+
+        The size of a run is its number of parameters. What a structure is called by its first
+        record holds for all spellings of it.
+        """
         if compute not in get_args(Compute):
             raise EinlinearError(
                 what=f"compute is {compute!r}",
                 rule=f"compute is one of {', '.join(get_args(Compute))}",
                 fix='give compute="macs"',
             )
+        records = list(records)
+        _check_records(records)
+        spelling: dict[str, str] = {}
         rows = [
             (record.id, _spent(record, point, compute), point.loss, *labels)
             for record in records
-            for labels in [_labels(record.config)]
+            for labels in [_labels(record, spelling)]
             for point in record.curve
         ]
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(7)]
-        run, spent, loss, structure, seed, group, width = map(_column, columns)
-        return cls(run, spent, loss, structure, seed, group, more={"width": width})
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(8)]
+        run, spent, loss, structure, seed, group, size, width = map(filled_column, columns)
+        return cls(run, spent, loss, structure, seed, group, size, {"width": width})
 
 
 def as_observations(data: Observations | Iterable[RunRecord]) -> Observations:
@@ -149,88 +155,31 @@ def as_observations(data: Observations | Iterable[RunRecord]) -> Observations:
     return data if isinstance(data, Observations) else Observations.from_records(data)
 
 
-def read_observations(path: str | Path) -> Observations:
-    """The observations of a CSV file with a header, or of a JSONL file (one object in a line).
-
-    Columns run, compute and loss are needed; structure, seed and group are used where they are; all
-    others are kept in `more`. A loss that is empty, null or nan is that of a run that diverged.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {error}",
-            rule="observations are in a CSV or JSONL file in UTF-8",
-            fix="check the path and its permissions",
-        ) from error
-    is_lines = path.suffix.lower() in (".jsonl", ".ndjson", ".json")
-    rows = list(_json_rows(path, text) if is_lines else _csv_rows(path, text))
-    if not rows:
-        raise EinlinearError(
-            what=f"{path} holds no observations",
-            rule=f"the table has the columns {', '.join(REQUIRED)} and at least one row",
-            fix="check that the runs have written something",
-        )
-    return _from_rows(path, rows)
+def codes(values: Names) -> Ints:
+    """A number for each value, in the order in which they come."""
+    listed = values.tolist()
+    number = {value: code for code, value in enumerate(dict.fromkeys(listed))}
+    return np.fromiter(map(number.__getitem__, listed), np.int64, len(listed))
 
 
-def _from_rows(path: Path, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> Observations:
-    names = list(dict.fromkeys(name for _, row in rows for name in row))
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    for number, row in rows:
-        where = f"{path}, line {number}"
-        for name in dict.fromkeys([*REQUIRED, *names]):
-            if name not in row:
-                raise EinlinearError(
-                    what=f"{where}: there is no {name!r}",
-                    rule=f"every row has {', '.join(REQUIRED)} and the columns of the others",
-                    fix=f"add {name!r}; the row has {', '.join(row) or 'nothing'}",
-                )
-            columns[name].append(_value(where, name, row[name]))
-    more: Any = {n: _column(c) for n, c in columns.items() if n not in (*REQUIRED, *OPTIONAL)}
-    given: dict[str, Any] = {n: _column(columns[n]) for n in (*REQUIRED, *OPTIONAL) if n in columns}
-    return Observations(**given, more=more)
+def filled_column(values: Sequence[Any]) -> Any:
+    """The values as one column, also if they are lists."""
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
 
 
-def _value(where: str, name: str, value: Any) -> Any:
-    """One value of a table, checked."""
-    if name == "loss":
-        number = float("nan") if value in (None, "") else _number(where, name, value)
-        if number <= 0 and isfinite(number):
-            raise _bad_loss(where, number)
-        return number
-    if name == "compute":
-        number = _number(where, name, value)
-        if not (isfinite(number) and number >= 0):
-            raise _bad_compute(where, number)
-        return number
-    if name == "seed":
-        number = _number(where, name, value)
-        if not number.is_integer():
-            raise _not_a_number(where, name, value, "a whole number")
-        return int(number)
-    return str(value) if name in ("run", "structure", "group") else value
-
-
-def _number(where: str, name: str, value: Any) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value)
-    except (TypeError, ValueError):
-        raise _not_a_number(where, name, value, "a number") from None
-
-
-def _not_a_number(where: str, name: str, value: Any, kind: str) -> EinlinearError:
+def no_run(where: str) -> EinlinearError:
+    """The error for a point of no run."""
     return EinlinearError(
-        what=f"{where}: {name} is {value!r}",
-        rule=f"{name} is {kind}",
-        fix=f"write {name} as 12 or 1.5e9, without units or separators",
+        what=f"{where}: run is empty",
+        rule="every point belongs to a run",
+        fix="give the id of the run",
     )
 
 
-def _bad_compute(where: str, value: float) -> EinlinearError:
+def bad_compute(where: str, value: float) -> EinlinearError:
+    """The error for a compute that is none."""
     return EinlinearError(
         what=f"{where}: compute is {value:g}",
         rule="compute is a finite number of 0 or more",
@@ -238,7 +187,8 @@ def _bad_compute(where: str, value: float) -> EinlinearError:
     )
 
 
-def _bad_loss(where: str, value: float) -> EinlinearError:
+def bad_loss(where: str, value: float) -> EinlinearError:
+    """The error for a loss that is none."""
     return EinlinearError(
         what=f"{where}: loss is {value:g}",
         rule="a power law is fitted to losses above 0",
@@ -246,43 +196,77 @@ def _bad_loss(where: str, value: float) -> EinlinearError:
     )
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(text.splitlines())
-    for row in reader:
-        if None in row:
+def _not_of_length(name: str, count: int, expected: int) -> EinlinearError:
+    return EinlinearError(
+        what=f"{name} has {count} values, run has {expected}",
+        rule="the columns of observations are flat and of one length",
+        fix="give one value of every column for every point",
+    )
+
+
+def _names(values: Any) -> Any:
+    column = np.asarray(values, dtype=object)
+    if column.ndim == 1:
+        return column
+    if column.ndim == 0:
+        raise _not_of_length("a column", 1, 0)
+    return filled_column(list(values))
+
+
+def _floats(values: Any) -> Floats:
+    return np.array(values, dtype=float)
+
+
+def _whole(values: Any) -> Ints:
+    whole = np.asarray(values).astype(np.int64)
+    if (whole != values).any():
+        raise ValueError("a number is not whole")
+    return np.asarray(whole)
+
+
+def _converted(values: Any, name: str, convert: Callable[[Any], Any]) -> Any:
+    try:
+        return convert(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EinlinearError(
+            what=f"{name} cannot be read: {error}",
+            rule=f"{name} is a column of {'whole ' if name == 'seed' else ''}numbers",
+            fix="give one number for every point",
+        ) from error
+
+
+def _is_empty(column: Names) -> NDArray[np.bool_]:
+    is_none, is_nan = np.equal(column, None), np.not_equal(column, column)
+    return np.asarray(is_none | is_nan | np.equal(column, ""), dtype=bool)
+
+
+def _filled(column: Any, default: NDArray[Any]) -> Any:
+    if column is None:
+        return default
+    given = _names(column)
+    if given.shape != default.shape:
+        return given
+    return np.where(_is_empty(given), default, given)
+
+
+def _check_records(records: Sequence[Any]) -> None:
+    """Refuse what is no record, and records whose losses cannot be compared."""
+    for record in records:
+        if not isinstance(record, RunRecord):
             raise EinlinearError(
-                what=f"{path}, line {reader.line_num}: there are more values than columns",
-                rule="every row has as many values as the header has names",
-                fix="check the separator, which is a comma, and quotes",
+                what=f"observations hold {record!r}",
+                rule="observations are Observations, or records of runs",
+                fix="read a table by read_observations, a record by read_record",
             )
-        yield reader.line_num, {name: value for name, value in row.items() if value is not None}
-
-
-def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            row = str(error)
-        if not isinstance(row, dict):
-            raise EinlinearError(
-                what=f"{path}, line {number}: there is no JSON object",
-                rule='each line is one object such as {"run": "a", "compute": 1e9, "loss": 2.5}',
-                fix="write one object in each line, or use CSV",
-            )
-        yield number, row
-
-
-def _column(values: Sequence[Any]) -> Any:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
-
-
-def _filled(column: Any, default: object, length: int) -> NDArray[Any]:
-    return np.full(length, default, object) if column is None else np.asarray(column, dtype=object)
+    kinds = {(r.config.task, str(r.environment.get("data"))): r.id for r in records}
+    if len(kinds) > 1:
+        (one, first), (other, second) = list(kinds.items())[:2]
+        raise EinlinearError(
+            what=f"run {first} was on {one[0]} (data {one[1]}), run {second} on {other[0]} "
+            f"(data {other[1]})",
+            rule="losses are compared on one task and its data",
+            fix="give the records of one task",
+        )
 
 
 def _spent(record: RunRecord, point: Point, compute: Compute) -> float:
@@ -293,10 +277,23 @@ def _spent(record: RunRecord, point: Point, compute: Compute) -> float:
     return float(getattr(point, compute))
 
 
-def _labels(config: RunConfig) -> tuple[str, int, str, int]:
-    """Structure, seed, group and width of a run."""
-    structure = config.structure
+def _labels(record: RunRecord, spelling: dict[str, str]) -> tuple[str, int, str, int, int]:
+    """Structure, seed, group, size and width of a run."""
+    config = record.config
+    group = replace(config, seed=0).id
+    return _structure(config, spelling), config.seed, group, record.counts.params, config.width
+
+
+def _structure(config: RunConfig, spelling: dict[str, str]) -> str:
+    """The structure as it was called first, and what else makes its layers others."""
+    name = config.structure
+    if name != "dense":
+        name = spelling.setdefault(str(parse(name)), name)
     if config.num_experts:
         kind = "ffn-" if config.experts == "ffn" else ""
-        structure = f"{structure} {kind}moe {config.num_active}/{config.num_experts}"
-    return structure, config.seed, replace(config, seed=0).id, config.width
+        name += f" {kind}moe {config.num_active}/{config.num_experts}"
+    if name != "dense":
+        name += " head-aligned" if config.head_aligned else ""
+        name += " with head" if config.convert_head else ""
+        name += "" if config.weight_norm else " without norm"
+    return name

@@ -1,194 +1,62 @@
-"""Samples of runs and seeds: the points of each that count, and the laws fitted to them."""
+"""Samples of runs and seeds, and the laws fitted to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from einlinear.errors import EinlinearError
-from einlinear.studies.law import (
-    Bools,
-    Laws,
-    Points,
-    Sharing,
-    candidates,
-    first_fit,
-    least_squares,
-    near_hull,
-    on_frontier,
-    robust_fit,
-)
-from einlinear.studies.observations import Floats, Ints, Names, Observations
-
-Selection = Literal["frontier", "inner", "all", "hull"]
+from einlinear.studies.law import Laws, Points, Sharing, first_fit, least_squares, robust_fit
+from einlinear.studies.observations import Floats, Ints, Observations
+from einlinear.studies.selection import Bools, Selection, Table, choose, make_tables
 
 CHUNK = 300_000  # numbers of an array; samples are fitted in parts of this size
+FIXES = {
+    "inner": 'add runs of other sizes, or give points="frontier"',
+    "frontier": "add runs of other sizes, or give linf",
+    "all": "add runs of other sizes, or give linf",
+    "hull": "add runs of other sizes, or give a larger tolerance",
+}
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
-    """The points of one structure, sorted by compute and then loss.
+class Runs:
+    """The runs of one structure that have points that count, and their groups.
 
-    index: where they stand in the observations.
-    x, y: logarithms of compute and loss.
-    run, group: number of the run of each point, and of its group.
+    run: number of the run of each point.
     members: the runs of each group, filled up with 0; sizes says how many there are.
     """
 
-    index: Ints
-    x: Floats
-    y: Floats
     run: Ints
-    group: Ints
     members: Ints
     sizes: Ints
 
     @property
-    def num_runs(self) -> int:
-        """How many runs the structure has."""
+    def count(self) -> int:
+        """How many runs there are."""
         return int(self.sizes.sum())
-
-    def take(self, keep: Bools) -> Column:
-        """Some of the points; runs and groups stay."""
-        parts = (self.index[keep], self.x[keep], self.y[keep], self.run[keep], self.group[keep])
-        return Column(*parts, self.members, self.sizes)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What is fitted, and how.
 
-    centre: mean of x of the points that count, by structure; laws are written around it.
-    tolerance: how far above the hull points still count.
+    index: where the points that count stand in the observations, by structure.
+    points: the same as one sample, each of weight 1.
+    runs: by structure.
+    centre: mean of x of the points, by structure; laws are written around it.
     """
 
     structures: tuple[str, ...]
-    columns: tuple[Column, ...]
+    index: tuple[Ints, ...]
+    points: Points
+    runs: tuple[Runs, ...]
     centre: Floats
-    selection: Selection
     sharing: Sharing
     linf: float
-    tolerance: float
-
-    @property
-    def is_paper(self) -> bool:
-        """Whether the paper's recipe is asked for."""
-        return self.selection == "hull"
-
-
-def make_column(observations: Observations, structure: str) -> Column:
-    """The points of one structure that have some compute."""
-    index = np.flatnonzero((observations.structure == structure) & (observations.compute > 0))
-    if not len(index):
-        raise EinlinearError(
-            what=f"{structure!r} has no point of some compute",
-            rule="frontiers and power laws are made of points with compute above 0",
-            fix="train longer, or leave the structure out",
-        )
-    x, y = np.log(observations.compute[index]), np.log(observations.loss[index])
-    order = np.lexsort((y, x))
-    index = index[order]
-    run, firsts = _codes(observations.run[index])
-    group, _ = _codes(observations.group[index][firsts])
-    sizes = np.bincount(group)
-    members = np.zeros((len(sizes), sizes.max()), dtype=np.int64)
-    by_group = np.argsort(group, kind="stable")
-    place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    members[group[by_group], place] = by_group
-    return Column(index, x[order], y[order], run, group[run], members, sizes)
-
-
-def _codes(values: Names) -> tuple[Ints, Ints]:
-    """A number for each value, and where each number comes first."""
-    listed = values.tolist()
-    number = {value: code for code, value in enumerate(dict.fromkeys(listed))}
-    codes = np.fromiter(map(number.__getitem__, listed), np.int64, len(listed))
-    firsts = np.empty(len(number), dtype=np.int64)
-    firsts[codes[::-1]] = np.arange(len(codes))[::-1]  # of several the one written last stays
-    return codes, firsts
-
-
-def _may_count(column: Column) -> Bools:
-    """Which points may be on a frontier of a sample: none behind a point of its own run."""
-    order = np.lexsort((column.y, column.x, column.run))
-    rank = np.searchsorted(np.sort(column.y), column.y)  # equal losses have one rank
-    # Each run starts below all runs before it, so one running minimum serves for all.
-    falling = rank[order] - column.run[order] * float(len(order) + 1)
-    alone = np.zeros(len(order), dtype=bool)
-    alone[order] = on_frontier(falling)
-    keep = np.zeros(len(order), dtype=bool)
-    keep[alone] = candidates(column.y[alone])
-    return keep
-
-
-def selected(column: Column, weight: Floats, problem: Problem) -> Floats:
-    """The weights of samples x points, 0 for points that do not count."""
-    if problem.selection == "all":
-        return weight
-    if problem.selection != "hull":
-        front = on_frontier(np.where(weight > 0, column.y, np.inf))
-        return weight * (_inner(front, column.group) if problem.selection == "inner" else front)
-    above = np.log(np.exp(column.y) - problem.linf)
-    counts = np.zeros_like(weight)
-    for row, mine in zip(counts, weight, strict=True):
-        held = np.flatnonzero(mine > 0)
-        near = held[near_hull(column.x[held], above[held], problem.tolerance)]
-        row[near] = mine[near]
-    return counts
-
-
-def _inner(front: Bools, group: Ints) -> Bools:
-    """The frontier without the groups at its two ends, which no neighbour has overtaken there."""
-    first = front.argmax(-1)
-    last = front.shape[-1] - 1 - front[..., ::-1].argmax(-1)
-    return np.asarray(front & (group != group[first][:, None]) & (group != group[last][:, None]))
-
-
-def draw(column: Column, random: np.random.Generator, samples: int) -> Floats:
-    """How often each run is in each sample: groups are drawn, and in each of them its seeds."""
-    groups, most = column.members.shape
-    drawn = random.integers(0, groups, (samples, groups))
-    sizes = column.sizes[drawn][..., None]
-    seed = (random.random((samples, groups, most)) * sizes).astype(np.int64)
-    run = column.members[drawn[..., None], seed] + (
-        np.arange(samples)[:, None, None] * column.num_runs
-    )
-    chosen = run[np.broadcast_to(np.arange(most) < sizes, run.shape)]
-    counts = np.bincount(chosen, minlength=samples * column.num_runs)
-    return counts.reshape(samples, column.num_runs).astype(float)
-
-
-def _gather(problem: Problem, weights: list[Floats]) -> Points:
-    """The points that count, put together without the others between them."""
-    samples = len(weights[0])
-    most = max(int((weight > 0).sum(-1).max()) for weight in weights)
-    shape = (samples, len(weights), max(most, 1))
-    is_frontier = problem.selection != "all"
-    points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape), is_frontier)
-    for s, (column, weight) in enumerate(zip(problem.columns, weights, strict=True)):
-        row, place = np.nonzero(weight)
-        sizes = np.bincount(row, minlength=samples)
-        to = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        points.x[row, s, to] = column.x[place] - problem.centre[s]
-        points.y[row, s, to] = column.y[place]
-        points.weight[row, s, to] = weight[row, place]
-    return points
-
-
-def all_points(problem: Problem) -> Points:
-    """The points of all runs that count, as one sample."""
-    weights = [selected(c, np.ones((1, len(c.x))), problem) for c in problem.columns]
-    return _gather(problem, weights)
-
-
-def used(problem: Problem) -> Ints:
-    """Where the points that count stand in the observations."""
-    parts = [c.index[selected(c, np.ones((1, len(c.x))), problem)[0] > 0] for c in problem.columns]
-    return np.concatenate(parts)
+    is_paper: bool
 
 
 def make_problem(
@@ -198,85 +66,171 @@ def make_problem(
     linf: float = 0.0,
     tolerance: float = 0.05,
 ) -> Problem:
-    """The problem with every point that may count, its centres in place."""
-    structures = observations.structures
-    columns = [make_column(observations, structure) for structure in structures]
-    if selection in ("frontier", "inner"):
-        columns = [column.take(_may_count(column)) for column in columns]
-    lowest = min(float(np.exp(column.y.min())) for column in columns)
-    if sharing == "given" and not 0 <= linf < lowest:
+    """The problem with every point that counts."""
+    structures, tables = observations.structures, make_tables(observations)
+    check_compute(structures, tables)
+    lowest = min(float(np.exp(table.y.min())) for table in tables)
+    if sharing == "given":
+        check_linf(linf, lowest)
+    tables = tuple(choose(table, selection, linf, tolerance) for table in tables)
+    shape = (1, len(tables), max(1, *(len(table.x) for table in tables)))
+    points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape), selection != "all")
+    centre = np.array([table.x.mean() if len(table.x) else 0.0 for table in tables])
+    for s, table in enumerate(tables):
+        here = (0, s, slice(len(table.x)))
+        points.x[here], points.y[here] = table.x - centre[s], table.y
+        points.weight[here] = 1
+    problem = Problem(
+        structures,
+        tuple(table.index for table in tables),
+        points,
+        tuple(map(_make_runs, tables)),
+        centre,
+        sharing,
+        linf,
+        selection == "hull",
+    )
+    _check_enough(problem, selection)
+    return problem
+
+
+def check_compute(structures: tuple[str, ...], tables: tuple[Table, ...]) -> None:
+    """Refuse a structure that has no point of some compute."""
+    for structure, table in zip(structures, tables, strict=True):
+        if not len(table.x):
+            raise EinlinearError(
+                what=f"{structure!r} has no point of some compute",
+                rule="frontiers and power laws are made of points with compute above 0",
+                fix="train longer, or leave the structure out",
+            )
+
+
+def check_linf(linf: float, lowest: float) -> None:
+    """Refuse a linf that some loss is not above."""
+    if not 0 <= linf < lowest:
         raise EinlinearError(
             what=f"linf is {linf:g}, the lowest loss is {lowest:g}",
             rule="linf is 0 or more, and below all losses",
             fix="give a lower linf",
         )
-    zero = np.zeros(len(columns))
-    settings = (selection, sharing, linf, tolerance)
-    problem = Problem(structures, tuple(columns), zero, *settings)
-    points = all_points(problem)
-    _check_enough(problem, points)
-    centre = (points.weight * points.x).sum(-1)[0] / points.weight.sum(-1)[0]
-    return Problem(structures, tuple(columns), centre, *settings)
 
 
-def _enough(problem: Problem, points: Points) -> Bools:
-    """Whether a sample has the points that a law needs, of samples x structures."""
+def _make_runs(table: Table) -> Runs:
+    _, firsts, run = np.unique(table.run, return_index=True, return_inverse=True)
+    _, group = np.unique(table.group[firsts], return_inverse=True)
+    sizes = np.bincount(group)
+    members = np.zeros((len(sizes), max(1, *sizes, 1)), dtype=np.int64)
+    by_group = np.argsort(group, kind="stable")
+    place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    members[group[by_group], place] = by_group
+    return Runs(run, members, sizes)
+
+
+def draw(runs: Runs, random: np.random.Generator, samples: int) -> Floats:
+    """How often each run is in each sample: groups are drawn, and in each of them its seeds."""
+    groups, most = runs.members.shape
+    drawn = random.integers(0, groups, (samples, groups))
+    sizes = runs.sizes[drawn][..., None]
+    seed = (random.random((samples, groups, most)) * sizes).astype(np.int64)
+    run = runs.members[drawn[..., None], seed] + np.arange(samples)[:, None, None] * runs.count
+    chosen = run[np.broadcast_to(np.arange(most) < sizes, run.shape)]
+    counts = np.bincount(chosen, minlength=samples * runs.count)
+    return counts.reshape(samples, runs.count).astype(float)
+
+
+def _drawn(problem: Problem, random: np.random.Generator, samples: int) -> Points:
+    """The points of samples, weighted by how often their runs were drawn, without those of 0."""
+    one = problem.points
+    weight = np.zeros((samples, *one.x.shape[1:]))
+    for s, runs in enumerate(problem.runs):
+        weight[:, s, : len(runs.run)] = draw(runs, random, samples)[:, runs.run]
+    sizes = np.count_nonzero(weight, axis=-1).ravel()
+    sample, structure, place = np.nonzero(weight)
+    to = np.arange(len(place)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    shape = (samples, len(problem.runs), int(sizes.max()))
+    points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape), one.is_frontier)
+    here = (sample, structure, to)
+    points.x[here], points.y[here] = one.x[0, structure, place], one.y[0, structure, place]
+    points.weight[here] = weight[sample, structure, place]
+    return points
+
+
+def _distinct(points: Points) -> Ints:
+    """How many values of compute the points have, of samples x structures; they are sorted."""
     has = points.weight > 0
-    x = np.where(has, points.x, np.nan)
-    spread = np.where(has, x, -np.inf).max(-1) > np.where(has, x, np.inf).min(-1)
-    enough = (has.sum(-1) >= _least(problem)) & spread
-    if problem.sharing == "shared":
-        return np.broadcast_to(enough.all(-1, keepdims=True), enough.shape)
-    return np.asarray(enough)
+    x = np.where(has, points.x, -np.inf)
+    before = np.maximum.accumulate(x, axis=-1)[..., :-1]
+    return np.asarray(has[..., 0] + (has[..., 1:] & (x[..., 1:] > before)).sum(-1))
 
 
 def _least(problem: Problem) -> int:
     return 2 if problem.sharing == "given" else 3
 
 
-def _check_enough(problem: Problem, points: Points) -> None:
-    for s, structure in enumerate(problem.structures):
-        count = int((points.weight[0, s] > 0).sum())
+def _can_fit(problem: Problem, points: Points) -> Bools:
+    """Whether samples have what laws and their spread need, of samples x structures."""
+    enough = _distinct(points) >= _least(problem)
+    if problem.sharing == "shared":
+        enough = np.broadcast_to(enough.all(-1, keepdims=True), enough.shape)
+    return np.asarray(enough & np.array([runs.count > 1 for runs in problem.runs]))
+
+
+def _check_enough(problem: Problem, selection: Selection) -> None:
+    ends = "; sizes at the ends of the frontier do not count" if selection == "inner" else ""
+    for structure, count in zip(problem.structures, _distinct(problem.points)[0], strict=True):
         if count < _least(problem):
             given = "given" if problem.sharing == "given" else "fitted"
             raise EinlinearError(
-                what=f"{structure!r} has {count} points that count",
-                rule=f"a power law with linf {given} needs {_least(problem)} or more",
-                fix="add runs of other sizes, or give linf",
+                what=f"{structure!r} has {count} points at different compute that count",
+                rule=f"a power law with linf {given} needs {_least(problem)} or more{ends}",
+                fix=FIXES[selection],
             )
 
 
-def solve(problem: Problem) -> tuple[Laws, float]:
-    """The laws of all runs, and the residual beyond which points count less."""
-    points = all_points(problem)
+def solve(problem: Problem) -> tuple[Laws, Floats]:
+    """The laws of all runs, and the residuals beyond which points count less."""
+    points = problem.points
     if problem.is_paper:
-        return least_squares(points, np.full((1, len(problem.columns)), problem.linf)), np.inf
-    return first_fit(points, problem.linf, problem.sharing)
+        linf = np.full((1, len(problem.structures)), problem.linf)
+        found = least_squares(points, linf), np.full(linf.shape, np.inf)
+    else:
+        found = first_fit(points, problem.linf, problem.sharing)
+    for structure, a in zip(problem.structures, found[0].a[0], strict=True):
+        if not a > 0:
+            raise EinlinearError(
+                what=f"the loss of {structure!r} does not fall with compute: a is {a:.3g}",
+                rule="L = linf + b C^-a has an a above 0",
+                fix="check that compute is not constant, or add runs with more of it",
+            )
+    return found
 
 
 def solve_samples(
-    problem: Problem, found: tuple[Laws, float], samples: int, seed: int
+    problem: Problem, found: tuple[Laws, Floats], samples: int, seed: int
 ) -> Iterator[tuple[Points, Laws]]:
-    """Points and laws of samples drawn from runs and seeds, in parts; nan where no law can be."""
+    """Points and laws of samples drawn from runs and seeds, in parts; nan where no law can be.
+
+    A structure with one run has none: nothing says how another would differ.
+    """
     random = np.random.default_rng(seed)
     laws, bend = found
-    sizes = [max(len(c.x), c.members.size) for c in problem.columns]
-    part = max(1, CHUNK // sum(sizes))
+    members = sum(runs.members.size for runs in problem.runs)
+    part = max(1, CHUNK // max(problem.points.x.size, members))
     for first in range(0, samples, part):
         count = min(part, samples - first)
-        weights = [selected(c, draw(c, random, count)[:, c.run], problem) for c in problem.columns]
-        points = _gather(problem, weights)
+        points = _drawn(problem, random, count)
         start = laws.rows(np.zeros(count, dtype=np.int64))
         if problem.is_paper:
             fitted = least_squares(points, start.linf)
         else:
-            fitted = robust_fit(points, start, bend, problem.sharing)
-        enough = _enough(problem, points)
-        values = (np.where(enough, v, np.nan) for v in (fitted.linf, fitted.scale, fitted.a))
+            bends = np.broadcast_to(bend, start.linf.shape)
+            fitted = robust_fit(points, start, bends, problem.sharing)
+        has = _can_fit(problem, points)
+        values = (np.where(has, v, np.nan) for v in (fitted.linf, fitted.scale, fitted.a))
         yield points, Laws(*values)
 
 
-def interval(samples: NDArray[np.float64], level: float) -> tuple[Floats, Floats]:
+def interval(samples: Floats, level: float) -> tuple[Floats, Floats]:
     """Percentiles of samples along their first axis, without those that are nan."""
     flat = samples.reshape(len(samples), -1)
     ends = np.full((2, flat.shape[1]), np.nan)
