@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from einlinear.studies.observations import Floats
 
 Sharing = Literal["fitted", "shared", "given"]
+Bools = NDArray[np.bool_]
+At = tuple[Floats, Floats]
 
 MAX_STEPS = 200
 LEAST_SCALE = 1e-6  # of residuals; below it all points count in full
 HUBER = 1.345  # in deviations: 95 % efficiency where the noise is normal
 STIFFNESS = 0.1  # of points beyond the bend, see `_step`
 SETTLED = 1e-7  # a step that lowers the cost by less than this share is the last
+SHARES = 1 - np.geomspace(1, 1e-3, 25)  # of the lowest loss: where linf is looked for first
 BELOW = 1 - 1e-6  # the highest linf, as a share of the lowest loss
 
 
@@ -50,10 +53,18 @@ class Laws:
         """Some of the samples."""
         return Laws(self.linf[index], self.scale[index], self.a[index])
 
+    @property
+    def columns(self) -> tuple[Floats, Floats, Floats]:
+        """linf, scale and a."""
+        return self.linf, self.scale, self.a
+
+    def power(self, x: Floats) -> Floats:
+        """What the loss is above linf at x, of samples x structures x points."""
+        return np.asarray(np.exp(self.scale[..., None] - self.a[..., None] * x))
+
     def log_loss(self, x: Floats) -> Floats:
         """Logarithm of the loss at x, of samples x structures x points."""
-        power = np.exp(self.scale[..., None] - self.a[..., None] * x)
-        return np.asarray(np.log(self.linf[..., None] + power))
+        return np.asarray(np.log(self.linf[..., None] + self.power(x)))
 
     def log_compute(self, loss: Floats) -> Floats:
         """The x at which a loss is reached; infinite if never, nan if losses do not fall."""
@@ -77,11 +88,11 @@ def least_squares(points: Points, linf: Floats) -> Laws:
     return Laws(linf, mean_y - slope * mean_x, -slope)
 
 
-def _cost(points: Points, laws: Laws, bend: Floats) -> Floats:
+def _cost(points: Points, residual: Floats, bend: Floats) -> Floats:
     """Huber's cost of log residuals, of samples x structures."""
-    size = np.abs(points.y - laws.log_loss(points.x))
+    size = np.abs(residual)
     small = np.minimum(size, bend[..., None])
-    return np.asarray((points.weight * small * (size - 0.5 * small)).sum(-1))
+    return np.asarray(np.einsum("bsm,bsm,bsm->bs", points.weight, small, size - 0.5 * small))
 
 
 def _highest_linf(points: Points, sharing: Sharing) -> Floats:
@@ -101,17 +112,24 @@ def _highest_linf(points: Points, sharing: Sharing) -> Floats:
 
 
 def _step(
-    points: Points, laws: Laws, bend: Floats, damping: Floats, highest: Floats, sharing: Sharing
+    points: Points,
+    laws: Laws,
+    at: At,
+    bend: Floats,
+    damping: Floats,
+    highest: Floats,
+    sharing: Sharing,
 ) -> Laws:
     """The next laws: a damped Gauss-Newton step, in which linf stays between 0 and `highest`.
 
     With u = linf and v = (scale, a) of each structure the equations have the form of an arrow, so
     v is eliminated by 2 x 2 inverses, and one number for each linf is left. Beyond the bend the
-    cost is hardly curved, so points there have a force but little weight: a third of the steps.
+    cost is hardly curved, so points there have a force but little weight: that takes fewer steps.
+
+    at: power and residual of the laws.
     """
-    power = np.exp(laws.scale[..., None] - laws.a[..., None] * points.x)
+    power, residual = at
     loss = laws.linf[..., None] + power
-    residual = points.y - np.log(loss)
     clipped = np.clip(residual, -bend[..., None], bend[..., None])
     weight = np.where(clipped == residual, points.weight, STIFFNESS * points.weight)
     force = points.weight * clipped
@@ -163,55 +181,79 @@ def robust_fit(points: Points, start: Laws, bend: Floats, sharing: Sharing) -> L
 
 def _descend(points: Points, start: Laws, bend: Floats, sharing: Sharing) -> Laws:
     """The steps of `robust_fit`; samples that have come to rest are left out of further ones."""
-    linf, scale, a = start.linf.copy(), start.scale.copy(), start.a.copy()
-    laws = Laws(linf, scale, a)
-    live = np.arange(len(linf))
+    found = Laws(start.linf.copy(), start.scale.copy(), start.a.copy())
+    live = np.arange(len(found.linf))
     with np.errstate(all="ignore"):
+        laws, at = found, _look(points, found)
         highest = _highest_linf(points, sharing)
-        cost = _cost(points, laws, bend).sum(-1)
+        cost = _cost(points, at[1], bend).sum(-1)
         damping = np.full((len(cost), 1), 1e-3)
-        now = points
         for _ in range(MAX_STEPS):
-            new = _step(now, laws.rows(live), bend[live], damping[live], highest[live], sharing)
-            new_cost, old = _cost(now, new, bend[live]).sum(-1), cost[live]
-            better = new_cost < old
-            for mine, theirs in ((linf, new.linf), (scale, new.scale), (a, new.a)):
-                mine[live[better]] = theirs[better]
-            cost[live[better]] = new_cost[better]
-            is_done = (better & (old - new_cost <= SETTLED * old)) | (damping[live, 0] > 1e8)
-            damping[live, 0] *= np.where(better, 1 / 8, 5)
-            moving = ~is_done & (cost[live] > 1e-24)
-            if not moving.any():
+            new = _step(points, laws, at, bend, damping, highest, sharing)
+            there = _look(points, new)
+            new_cost = _cost(points, there[1], bend).sum(-1)
+            better = new_cost < cost
+            is_done = (better & (cost - new_cost <= SETTLED * cost)) | (damping[:, 0] > 1e8)
+            laws, at = _merge(better, (laws, at), (new, there))
+            for mine, theirs in zip(found.columns, laws.columns, strict=True):
+                mine[live] = theirs
+            cost = np.where(better, new_cost, cost)
+            damping *= np.where(better, 1 / 8, 5)[:, None]
+            moving = np.flatnonzero(~is_done & (cost > 1e-24))
+            if not len(moving):
                 break
-            if not moving.all():
-                live = live[moving]
-                now = points.rows(live)
-    return laws
+            if len(moving) < len(live):
+                live, cost, damping = live[moving], cost[moving], damping[moving]
+                bend, highest = bend[moving], highest[moving]
+                points, laws, at = points.rows(moving), laws.rows(moving), _rows(at, moving)
+    return found
+
+
+def _look(points: Points, laws: Laws) -> At:
+    """Power and residual of laws at their points, of which both the step and the cost are made."""
+    power = laws.power(points.x)
+    return power, points.y - np.log(laws.linf[..., None] + power)
+
+
+def _rows(at: At, index: NDArray[np.int64]) -> At:
+    return at[0][index], at[1][index]
+
+
+def _merge(better: Bools, old: tuple[Laws, At], new: tuple[Laws, At]) -> tuple[Laws, At]:
+    """The new laws where they are better, the old ones where not."""
+    if better.all():
+        return new
+    (laws, at), (new_laws, new_at) = old, new
+    pairs = zip(new_laws.columns, laws.columns, strict=True)
+    columns = (np.where(better[:, None], theirs, mine) for theirs, mine in pairs)
+    for mine, theirs in zip(at, new_at, strict=True):
+        mine[better] = theirs[better]
+    return Laws(*columns), at
 
 
 def first_fit(points: Points, linf: float, sharing: Sharing) -> tuple[Laws, Floats]:
     """The laws of one sample, and the residuals beyond which points of a structure count less.
 
-    Starts at several linf, by least squares; then the bend follows the median of residuals.
+    Starts at the best of several linf, by least squares; then the bend follows the median of
+    residuals.
     """
     has = points.weight > 0
     lowest = np.exp(np.where(has, points.y, np.inf).min(-1))
     lowest = np.broadcast_to(lowest.min() if sharing == "shared" else lowest, lowest.shape)
-    shares = (0.0, 0.3, 0.6, 0.8, 0.9, 0.97)
-    starts = np.concatenate([share * lowest for share in shares])
+    starts = SHARES[:, None] * lowest
     if sharing == "given":
         starts = np.full_like(lowest, linf)
     many = points.rows(np.zeros(len(starts), dtype=np.int64))
-    none = np.full(starts.shape, np.inf)
-    laws = robust_fit(many, least_squares(many, starts), none, sharing)
-    cost = _cost(many, laws, none)
+    laws = least_squares(many, starts)
+    bend = np.full(lowest.shape, np.inf)
+    cost = _cost(many, many.y - laws.log_loss(many.x), bend)
     cost = cost.sum(-1, keepdims=True) if sharing == "shared" else cost
     best = np.broadcast_to(np.nanargmin(cost, 0), laws.linf.shape[1:])
     column = np.arange(laws.linf.shape[1])
-    chosen = Laws(*(v[best, column][None] for v in (laws.linf, laws.scale, laws.a)))
-    bend = none[:1]
-    for _ in range(3):
-        residual = np.where(has, np.abs(points.y - chosen.log_loss(points.x)), np.nan)
-        bend = HUBER * np.maximum(1.4826 * np.nanmedian(residual, -1), LEAST_SCALE)
+    chosen = Laws(*(v[best, column][None] for v in laws.columns))
+    for _ in range(4):
         chosen = robust_fit(points, chosen, bend, sharing)
+        sizes = np.abs(points.y - chosen.log_loss(points.x))[0]
+        middle = [np.median(size[mine]) for size, mine in zip(sizes, has[0], strict=True)]
+        bend = HUBER * np.maximum(1.4826 * np.array([middle]), LEAST_SCALE)
     return chosen, bend

@@ -235,9 +235,10 @@ def _converted(values: Any, name: str, convert: Callable[[Any], Any]) -> Any:
         ) from error
 
 
-def _is_empty(column: Names) -> NDArray[np.bool_]:
-    is_none, is_nan = np.equal(column, None), np.not_equal(column, column)
-    return np.asarray(is_none | is_nan | np.equal(column, ""), dtype=bool)
+def _is_empty(column: Any) -> NDArray[np.bool_]:
+    nothing: Any = None
+    is_none, is_nan = column == nothing, column != column
+    return np.asarray(is_none | is_nan | (column == ""), dtype=bool)
 
 
 def _filled(column: Any, default: NDArray[Any]) -> Any:

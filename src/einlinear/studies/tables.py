@@ -58,9 +58,9 @@ def read_observations(path: str | Path) -> Observations:
 
 def _from_columns(columns: Columns, where: Where) -> Observations:
     """The observations of columns, all values checked."""
-    run = [_name(value) for value in columns["run"]]
-    if None in run:
-        raise no_run(where(run.index(None)))
+    run = _names(columns["run"])
+    if "" in run:
+        raise no_run(where(run.index("")))
     compute = _numbers("compute", columns["compute"], where)
     bad = np.flatnonzero(~(np.isfinite(compute) & (compute >= 0)))
     if len(bad):
@@ -71,7 +71,7 @@ def _from_columns(columns: Columns, where: Where) -> Observations:
     if len(bad):
         raise bad_loss(where(int(bad[0])), loss[bad[0]])
     names: dict[str, Any] = {
-        name: filled_column([_name(value) for value in columns[name]])
+        name: filled_column(_names(columns[name]))
         for name in ("structure", "group", "size")
         if name in columns
     }
@@ -82,8 +82,11 @@ def _from_columns(columns: Columns, where: Where) -> Observations:
     return Observations(filled_column(run), compute, loss, **names, more=more)
 
 
-def _name(value: Any) -> str | None:
-    return None if value is None or value == "" else str(value)
+def _names(values: Sequence[Any]) -> list[str]:
+    """The values as text, that of nothing being empty."""
+    if set(map(type, values)) == {str}:
+        return list(values)
+    return ["" if value is None else str(value) for value in values]
 
 
 def _has_no_loss(value: Any) -> bool:
@@ -148,15 +151,9 @@ def _csv_columns(path: Path, file: Any) -> tuple[list[int], Columns]:
     if not rows:
         return [], {}
     _check_header(path, names)
-    for line, row in zip(lines, rows, strict=True):
-        if len(row) < len(names):
-            raise _no_value(path, line, names[len(row)], names[: len(row)])
-        if len(row) > len(names):
-            raise EinlinearError(
-                what=f"{path}, line {line}: there are more values than columns",
-                rule="every row has as many values as the header has names",
-                fix=f"check the separator, which is {marks[0]!r}, and quotes",
-            )
+    wrong = next((k for k, row in enumerate(rows) if len(row) != len(names)), None)
+    if wrong is not None:
+        raise _wrong_length(path, lines[wrong], rows[wrong], names)
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     columns.pop("", None)  # the index of a data frame, or a separator at the end of lines
     return lines, columns
@@ -173,6 +170,18 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
             rule="every column has a name of its own",
             fix="rename one of them",
         )
+
+
+def _wrong_length(
+    path: Path, line: int, row: Sequence[str], names: Sequence[str]
+) -> EinlinearError:
+    if len(row) < len(names):
+        return _no_value(path, line, names[len(row)], names[: len(row)])
+    return EinlinearError(
+        what=f"{path}, line {line}: there are more values than columns",
+        rule="every row has as many values as the header has names",
+        fix="check quotes, and the separator, which is a comma, semicolon or tab as in the header",
+    )
 
 
 def _no_value(path: Path, line: int, name: str, names: Sequence[str]) -> EinlinearError:
