@@ -10,7 +10,18 @@ from multiprocessing.connection import wait
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+import torch.multiprocessing  # noqa: F401  # teaches pipes to send tensors
+
+from forked import context
+
+
+def run_two(work, *arguments):
+    """Run work(rank, *arguments) in two processes of its own."""
+    pair = Pair()
+    try:
+        pair.run(work, *arguments)
+    finally:
+        pair.stop()
 
 
 class Pair:
@@ -43,7 +54,6 @@ class Pair:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        context = mp.get_context("spawn")
         for rank in range(2):
             here, there = context.Pipe()
             process = context.Process(target=serve, args=(rank, port, there), daemon=True)

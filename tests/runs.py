@@ -2,7 +2,6 @@
 
 import functools
 import json
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -11,6 +10,7 @@ from einlinear.studies import checkpoint, directory, loop
 from einlinear.studies.config import RunConfig
 from einlinear.studies.state import State
 from einlinear.studies.train import train
+from forked import context
 
 TINY = {
     "width": 16,
@@ -100,8 +100,6 @@ def train_until(config, out, moment, calls):
 
 def killed(config, out, moment, calls):
     """Whether a process that trains was killed at the moment; False if it came to its end."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["runs", "torch._dynamo"])
     process = context.Process(target=train_until, args=(config, out, moment, calls))
     process.start()
     process.join(120)

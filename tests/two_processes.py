@@ -1,13 +1,6 @@
-"""Two processes, and what each of them runs, in a module that a spawned process can import."""
-
-import os
-import socket
-import sys
-import time
+"""What each of two processes runs, in a module that another process can import."""
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -16,33 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 from cases import STRUCTURES
 from einlinear import EinsumLinear, MoELinear, balance_loss, scaling_table
 from einlinear import param_groups as make_groups
-
-
-def run_two(work, *arguments):
-    """Run work(rank, *arguments) in two processes that know each other; fail if one does."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    context = mp.spawn(enter, (port, work, arguments), nprocs=2, join=False)
-    deadline = time.monotonic() + 120
-    try:
-        while not context.join(timeout=5):
-            assert time.monotonic() < deadline, "the processes wait for each other"
-    finally:
-        for process in context.processes:
-            process.kill()
-
-
-def enter(rank, port, work, arguments):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    work(rank, *arguments)
-    dist.barrier()
-    dist.destroy_process_group()
-    # The threads of gloo now and then hang while the interpreter takes them down: leave at once.
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def model_and_input():

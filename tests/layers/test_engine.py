@@ -222,6 +222,7 @@ def check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads):
         engine.set_target()
 
 
+@pytest.mark.no_cover  # exhaustive: watching every line takes most of its time
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("target_name", TARGETS)
 @settings(max_examples=EXAMPLES)

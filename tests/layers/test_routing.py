@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import einlinear as el
 from einlinear.layers.measure import peak_memory
 from einlinear.layers.routing import Routing, choose_experts
-from two_processes import compare_moe_gradients, moe_and_input, moe_loss, run_two
+from pair import run_two
+from two_processes import compare_moe_gradients, moe_and_input, moe_loss
 
 
 def fresh(width=32, num_experts=16, **options):

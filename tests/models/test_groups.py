@@ -17,7 +17,8 @@ import einlinear as el
 from cases import structures
 from einlinear import EinlinearError, EinsumLinear, Scaling
 from einlinear.layers.scaling import adam_rate, factor_scaling, sgd_rate
-from two_processes import compare_training, model_and_input, run_two, train_with_groups
+from pair import run_two
+from two_processes import compare_training, model_and_input, train_with_groups
 
 D0 = 32
 

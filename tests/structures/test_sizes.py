@@ -30,6 +30,7 @@ def deviations(s, sizes, d_in, d_out):
 WORST_PADDING, WORST_SMALL_PADDING = 0.0237, 0.0910
 
 
+@pytest.mark.no_cover  # exhaustive: watching every line takes most of its time
 @pytest.mark.parametrize("theta", PAPER_THETAS, ids=lambda theta: "|".join(map(str, theta)))
 def test_every_width_has_close_sizes_and_little_padding(theta):
     s = Structure.from_theta(theta)

@@ -1,9 +1,9 @@
 """One run in two processes: the numbers of one, only the first writes, errors end both."""
 
 from einlinear.studies.train import train
+from pair import run_two
 from runs import tiny
 from train_processes import go_on_in_two, train_in_two
-from two_processes import run_two
 
 SETTINGS = {"structure": "btt", "accumulation": 2, "lr": 3e-3}
 
