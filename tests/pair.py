@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing  # noqa: F401  # teaches pipes to send tensors
+import torch.multiprocessing  # teaches pipes to send tensors
 
 from forked import context
 

@@ -15,7 +15,7 @@ import tyro
 from rich.table import Table
 
 from einlinear.errors import EinlinearError
-from einlinear.terminal import console, save, write
+from einlinear.terminal import console, facts_table, save, write
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -157,12 +157,7 @@ def doctor() -> None:
     """Say what this installation runs on: versions, threads, the compiled engine."""
     from einlinear.machine import machine_facts  # torch takes a while to load
 
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in machine_facts().items():
-        table.add_row(name, str(value))
-    console().print(table)
+    console().print(facts_table(machine_facts()))
 
 
 def _bench_table(

@@ -13,7 +13,7 @@ from einlinear.structures.diagram import draw_structure
 from einlinear.structures.plan import Plan, Step, make_plan
 from einlinear.structures.taxonomy import taxonomy
 from einlinear.structures.text import parse
-from einlinear.terminal import console, write
+from einlinear.terminal import console, facts_table, write
 
 
 def describe(
@@ -88,12 +88,7 @@ def _facts(plan: Plan) -> Table:
         + (": not below dense)" if kinds.is_degenerate else ")"),
         "padding": ", ".join(padded) or "none",
     }
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    return facts_table(rows)
 
 
 def _power(exponent: Fraction) -> str:

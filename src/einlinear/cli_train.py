@@ -16,7 +16,7 @@ from rich.table import Table
 from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig
 from einlinear.studies.config_file import read_config
-from einlinear.terminal import console
+from einlinear.terminal import console, facts_table
 
 if TYPE_CHECKING:
     from einlinear.studies.plan_run import RunPlan
@@ -242,12 +242,7 @@ def _plan_table(config: RunConfig, plan: RunPlan, out: Path, step: int) -> Table
     }
     if isinstance(plan.task, TextTask):
         rows["text"] = _kept(plan.task.tokens.counts)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    return facts_table(rows)
 
 
 def _curve_table(record: RunRecord) -> Table:

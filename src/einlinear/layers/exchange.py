@@ -12,7 +12,7 @@ that arrive at it; d inputs, e outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,16 +28,29 @@ Mix = Callable[[Tensor, Tensor, Tensor, Pairs], Tensor]
 """Rows, the experts of each, their weights, and the pairs of them -> rows of output."""
 
 
+def _uncompiled_mix() -> Callable[..., Tensor]:
+    """`mix_over_ranks`, run as it is by compiled models.
+
+    Made for a shard, not for the module: it loads torch's compiler, which takes as long as torch.
+    """
+    made: Callable[..., Tensor] = torch.compiler.disable(mix_over_ranks)  # type: ignore[no-untyped-call]
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertShard:
     """Which experts of a layer this rank holds.
 
     mesh: the ranks that share the experts, along one axis.
     num_experts: of all ranks together.
+    mix: `mix_over_ranks`; a compiled model breaks its graph there.
     """
 
     mesh: DeviceMesh
     num_experts: int
+    mix: Callable[..., Tensor] = field(
+        default_factory=_uncompiled_mix, init=False, repr=False, compare=False
+    )
 
     @property
     def num_ranks(self) -> int:
@@ -181,7 +194,6 @@ def held_pairs(experts_rk: Tensor, count: int) -> Pairs:
     return Pairs(pairs.order[:held], pairs.tokens[:held], pairs.ends)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def mix_over_ranks(
     shard: ExpertShard, x_td: Tensor, experts_tk: Tensor, weights_tk: Tensor, mix: Mix
 ) -> Tensor:

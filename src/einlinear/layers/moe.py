@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.exchange import mix_over_ranks
 from einlinear.layers.execute import dense_weight
 from einlinear.layers.expert_operators import multiply_experts
 from einlinear.layers.experts import Pairs, normalised_experts, sort_pairs
@@ -131,7 +130,7 @@ class MoELinear(Routed):
             pairs = sort_pairs(experts_tk, self.num_experts)
             y_te = self._mix(_cast(x_td), experts_tk, weights_tk, pairs, bias)
         else:
-            y_te = mix_over_ranks(self.shard, _cast(x_td), experts_tk, weights_tk, self._mix)
+            y_te = self.shard.mix(self.shard, _cast(x_td), experts_tk, weights_tk, self._mix)
             y_te = y_te if bias is None else y_te + bias
         return y_te.reshape(*x.shape[:-1], self.out_features)
 
@@ -247,7 +246,7 @@ class MoEFeedForward(Routed):
             pairs = sort_pairs(experts_tk, self.num_experts)
             y_te = self._mix(_cast(x_td), experts_tk, weights_tk, pairs)
         else:
-            y_te = mix_over_ranks(self.shard, _cast(x_td), experts_tk, weights_tk, self._mix)
+            y_te = self.shard.mix(self.shard, _cast(x_td), experts_tk, weights_tk, self._mix)
         return y_te.reshape(x.shape)
 
     def _mix(self, x_td: Tensor, experts_tk: Tensor, weights_tk: Tensor, pairs: Pairs) -> Tensor:
