@@ -186,6 +186,7 @@ def test_token_counts(name, tokens, target):
         check(Case(make_plan(STRUCTURES[name], 96, 112), tokens), threads)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(
     ("name", "d_in", "d_out"),
@@ -222,7 +223,7 @@ def check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads):
         engine.set_target()
 
 
-@pytest.mark.no_cover  # exhaustive: watching every line takes most of its time
+@pytest.mark.no_cover
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("target_name", TARGETS)
 @settings(max_examples=EXAMPLES)

@@ -54,6 +54,7 @@ def assert_near(got, wanted, tolerance):
     torch.testing.assert_close(got, wanted, atol=tolerance * scale, rtol=0)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("variant", VARIANTS)
 @settings(max_examples=100)
 @given(
@@ -88,6 +89,7 @@ def test_the_oracle_sees_a_changed_factor():
         assert_near(multiply(plan, x, factors, "strided"), torch.from_numpy(expected), 1e-10)
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's forward mode uses torch.jit
 @pytest.mark.parametrize("variant", FAST)
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -99,8 +101,7 @@ def test_gradcheck(name, variant):
     def layer(x, bias, *factors):
         return multiply(plan, x, factors, variant, bias)
 
-    assert gradcheck(layer, tensors)
-    assert gradcheck(layer, tensors, check_forward_ad=True, check_backward_ad=False)
+    assert gradcheck(layer, tensors, check_forward_ad=True)  # backward, too
     if plan.params < 200:
         assert gradgradcheck(layer, tensors)
 
@@ -279,6 +280,7 @@ def test_an_unknown_variant():
         multiply(plan, *[inputs(plan, 2)[0], inputs(plan, 2)[1:]], "magic")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("variant", FAST)
 def test_the_operators_pass_torchs_own_checks(variant):
     plan = make_plan(el.btt(rank=2), 16, 16)

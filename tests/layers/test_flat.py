@@ -58,6 +58,7 @@ def check(plan, tokens):
         np.testing.assert_allclose(a, b, atol=1e-9)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=150)
 @given(structures(), st.integers(1, 24), st.integers(1, 24), st.integers(1, 3))
 def test_flat_programs_are_the_equation_and_its_derivatives(s, d_in, d_out, tokens):

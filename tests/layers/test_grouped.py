@@ -172,6 +172,7 @@ def tables(draw):
     return num_experts, some * times
 
 
+@pytest.mark.no_cover
 @settings(max_examples=250)
 @given(
     structure=structures(max_factors=3),

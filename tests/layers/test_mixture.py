@@ -161,6 +161,7 @@ def test_backward_changes_nothing_it_was_given():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.no_cover
 def test_second_derivatives(mixed):
     layer = make(d_in=6, d_out=4, num_experts=3)
     x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)

@@ -34,6 +34,7 @@ def assert_same(got, wanted, tolerance=1e-5):
         torch.testing.assert_close(a, b, atol=tolerance * scale, rtol=0)
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("num_tokens", [4, 300])
 @pytest.mark.parametrize("name", CASES)
@@ -45,6 +46,7 @@ def test_compile_without_breaks(name, num_tokens):
     assert_same(with_gradients(compiled, layer, x), with_gradients(layer, layer, x))
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["no_grad", "inference_mode", "frozen", "only the bias"])
 def test_compile_without_all_gradients(kind):
@@ -65,6 +67,7 @@ def test_compile_without_all_gradients(kind):
         torch.testing.assert_close(layer.bias.grad, torch.full((256,), 300.0))
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 def test_compile_with_any_number_of_tokens():
     torch._dynamo.reset()

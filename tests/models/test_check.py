@@ -18,6 +18,7 @@ def check(model, structure, **options):
     return el.coordinate_check(lambda width: model(width, structure), batch=data, **options)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_perceptron(structure):
     options = {"widths": (64, 128, 256, 512), "seeds": 3}
@@ -26,6 +27,7 @@ def test_a_perceptron(structure):
     assert not check(Perceptron, structure, parametrization="naive", **options).passed
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("structure", ["dense", "btt(rank=2)", "kronecker", STRUCTURES[-1]])
 def test_a_perceptron_with_sgd(structure):
     widths = (64, 256, 1024) if structure == "dense" else (64, 256, 1024, 4096)
@@ -44,6 +46,7 @@ def test_low_rank_layers_hardly_move_with_sgd():
     assert slopes["first"] < -0.6
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_transformer(structure):
     options = {"lr": 0.003, "steps": 3}

@@ -131,6 +131,7 @@ def test_the_head_is_what_the_model_says():
     assert [swap.name for swap in el.convert_(outer, "btt()").swaps] == ["0.body", "2.body"]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("rules", ["btt", "attention", "feed-forward", "parts", "heads"])
@@ -204,6 +205,7 @@ def test_a_converted_layer_can_be_stacked_again():
         assert model(torch.randn(2, 5, 32), src_key_padding_mask=padding).shape == (2, 5, 32)
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 def test_a_converted_encoder_compiles_and_exports():
     torch._dynamo.reset()

@@ -46,6 +46,7 @@ def plainly(model, text, num_new, generator):
     return text
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("context", [1, 2, 7, 24])
 @pytest.mark.parametrize("length", [1, 7, 30])

@@ -266,6 +266,7 @@ def train(model, optimizer, steps=10):
     return sum(losses) / steps
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("structure", ["dense", "btt"])
 def test_it_learns_a_text(positions, structure):
@@ -277,6 +278,7 @@ def test_it_learns_a_text(positions, structure):
     assert train(model, optimizer, 10) < 0.5  # log(17) = 2.83 at the start
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_compiled(positions):
     model = drawn(small(positions))

@@ -572,6 +572,7 @@ def structured_model():
     return model
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_copies_casts_and_compiled_models_have_the_same_rates(optimizer):

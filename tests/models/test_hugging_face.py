@@ -48,6 +48,7 @@ HEAD = {gpt2: "lm_head", llama: "lm_head", bert: "cls.predictions.decoder"}
 LAYERS = {gpt2: 2 * 4, llama: 2 * 7, bert: 2 * 6 + 1}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("has_heads", [True, False])
 @pytest.mark.parametrize("make", [gpt2, llama, bert])
 def test_output_and_gradients_are_those_of_the_dense_twin(transformers, make, has_heads):

@@ -30,6 +30,7 @@ CROWDED = el.Structure.from_edges(
 )
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", [*STRUCTURES, "all 41 edges"])
 def test_no_label_covers_another_or_leaves_the_picture(name):
     plan = make_plan(STRUCTURES.get(name, CROWDED), 1024, 1024)

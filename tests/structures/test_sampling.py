@@ -24,6 +24,7 @@ from einlinear.structures.sampling import (
 RANGE = (Fraction(1, 4), Fraction(7, 10))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("num_factors", [2, 3, 4])
 @pytest.mark.parametrize(
     "region",
@@ -47,7 +48,7 @@ def test_the_first_draws_are_as_good_as_the_last():
     assert 30 <= without_xb <= 90, "120 fair draws stay within five standard deviations of 60"
 
 
-@pytest.mark.no_cover  # exhaustive: watching every line takes most of its time
+@pytest.mark.no_cover
 def test_ends_of_ranges():
     exact = {taxonomy(s).nu for s in el.grid_structures(10, nu=("3/10", "7/10"))}
     assert {min(exact), max(exact)} == {Fraction(3, 10), Fraction(7, 10)}
@@ -56,7 +57,7 @@ def test_ends_of_ranges():
     assert floats == {nu for nu in exact if 0.3 <= nu <= 0.7} == exact - {Fraction(7, 10)}
 
 
-@pytest.mark.no_cover  # exhaustive: watching every line takes most of its time
+@pytest.mark.no_cover
 def test_many_draws_are_not_too_many(monkeypatch):
     monkeypatch.setattr("einlinear.structures.sampling._MAX_DRAWS", 1000)
     assert len(el.sample_structures(9000)) == 9000
@@ -146,7 +147,7 @@ def canonical_structures(num_factors, unit):
     return {structure_at(point, unit).canonical() for point in points(num_factors, unit)}
 
 
-@pytest.mark.no_cover  # exhaustive: watching every line takes most of its time
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("num_factors", "unit"), [(2, 1), (2, 2), (2, 4), (3, 1), (3, 2)])
 @pytest.mark.parametrize(
     "region",

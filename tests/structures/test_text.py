@@ -141,6 +141,7 @@ GRAMMAR = st.lists(
 ).map("".join)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=600)
 @given(st.one_of(st.text(max_size=60), GRAMMAR))
 def test_any_text_is_a_structure_or_an_error(text):
