@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import einlinear as el
+import expert_models as models
 import expert_ranks as ranks
 from einlinear.layers.exchange import held_pairs, local_experts, visits
 from einlinear.layers.expert_parallel import plan_sharding
@@ -105,45 +106,45 @@ def test_checkpointing(pair, structure):
 
 @pytest.mark.parametrize("kind", ["alone", "ddp", "fsdp2"])
 def test_training_ends_where_one_process_does(pair, kind):
-    pair.run(ranks.training, kind)
+    pair.run(models.training, kind)
 
 
 def test_gradients_that_some_ranks_miss(pair):
-    pair.run(ranks.missing_gradients)
+    pair.run(models.missing_gradients)
 
 
 def test_states(pair, tmp_path):
-    pair.run(ranks.states, str(tmp_path))
+    pair.run(models.states, str(tmp_path))
 
 
 def test_wrong_states(pair):
-    pair.run(ranks.wrong_states)
+    pair.run(models.wrong_states)
 
 
 def test_fresh_weights(pair):
-    pair.run(ranks.starts)
+    pair.run(models.starts)
 
 
 def test_what_each_rank_holds(pair):
-    pair.run(ranks.sharding_value)
+    pair.run(models.sharding_value)
 
 
 def test_errors(pair):
-    pair.run(ranks.errors)
+    pair.run(models.errors)
 
 
 def test_ddp_on_a_part(pair):
-    pair.run(ranks.ddp_on_a_part)
+    pair.run(models.ddp_on_a_part)
 
 
 def test_shared_parameters(pair):
-    pair.run(ranks.shared)
+    pair.run(models.shared)
 
 
 def test_the_page_on_mixtures(pair):
     page = Path(__file__).parents[2] / "docs" / "moe.md"
     (code,) = re.findall(r"^```py\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    pair.run(ranks.snippet, code)
+    pair.run(models.snippet, code)
 
 
 def test_compile(pair):

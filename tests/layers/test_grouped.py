@@ -1,8 +1,6 @@
 """Many experts on the engine, against torch's autograd in float64 on rows that are gathered."""
 
-from array import array
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,13 +9,21 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from cases import STRUCTURES, structures
-from einlinear.layers import engine, flat, grouped
+from einlinear.layers import engine, grouped
 from einlinear.layers.grouped import Mixture
+from layers.grouped_cases import (
+    TOL,
+    assert_near,
+    assert_right,
+    make,
+    oracle,
+    spread,
+    take_few_tokens,
+)
 
 pytestmark = pytest.mark.skipif(not engine.is_available(), reason=engine.status())
 
 TARGETS = engine.supported_targets() if engine.is_available() else ()
-TOL = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SHORT_RUN = 8  # pairs: a thread does not begin or end so near to the border of an expert
 BTT = el.make_plan(STRUCTURES["btt(rank=2)"], 20, 28)
 
@@ -30,134 +36,6 @@ def _engine_as_it_was():
     torch.set_num_threads(threads)
     engine.set_target()
     engine._prepared.clear()
-
-
-def take_few_tokens(plan, tokens=(3, 4)):
-    """So that even small work is cut into blocks and shared out to threads."""
-    prepared = engine._Prepared(plan)
-    prepared.numbers = array("q", flat.compile_program(plan, tokens).numbers)
-    prepared.numbers[flat.HEADER.index("macs")] = 10**9
-    prepared.program = prepared.numbers.buffer_info()[0]
-    engine._prepared[id(plan)] = prepared
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """What the engine is given."""
-
-    plan: el.Plan
-    x: torch.Tensor
-    grad: torch.Tensor
-    bias: torch.Tensor
-    factors: list[torch.Tensor]
-    mixture: Mixture
-
-    def forward(self, has_bias=True):
-        bias = self.bias if has_bias else None
-        return grouped.forward(self.plan, self.x, self.factors, bias, self.mixture)
-
-    def backward(self, scales, wanted=None):
-        wanted = wanted or [True] * (3 + len(self.factors))
-        return grouped.backward(
-            self.plan, self.grad, self.x, self.factors, self.mixture, scales, wanted
-        )
-
-
-def make(
-    plan, experts_of_tokens, num_experts, *, dtype=torch.float64,
-    takes=True, adds=True, weighted=True, norm=True, seed=0,
-):  # fmt: skip
-    """Random numbers; the factors of some experts are above their deviation, some below."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape, dtype=dtype):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    pairs = sorted((e, t) for t, own in enumerate(experts_of_tokens) for e in own)
-    counts = [sum(e == expert for e, _ in pairs) for expert in range(num_experts)]
-    stds = [step.fan_in**-0.5 for step in plan.steps]
-    sizes = torch.linspace(0.4, 1.9, num_experts, dtype=torch.float64)
-    factors = []
-    for i, (step, std) in enumerate(zip(plan.steps, stds, strict=True)):
-        shape = plan.factor_shapes[step.factor]
-        own = sizes.roll(i).view(-1, *[1] * len(shape))
-        factors.append((normal(num_experts, *shape, dtype=torch.float64) * std * own).to(dtype))
-    mixture = Mixture(
-        torch.tensor([t for _, t in pairs], dtype=torch.int64),
-        torch.tensor(list(accumulate(counts)), dtype=torch.int64),
-        normal(len(pairs), dtype=torch.promote_types(dtype, torch.float32)) if weighted else None,
-        takes, adds, len(experts_of_tokens), stds if norm else (),
-    )  # fmt: skip
-    x = normal(mixture.num_rows(takes), plan.d_in)
-    grad = normal(mixture.num_rows(adds), plan.d_out)
-    return Case(plan, x, grad, normal(plan.d_out), factors, mixture)
-
-
-def oracle(case, has_bias=True):
-    """Output, scales, and the gradients of input, weights, bias and factors, in float64."""
-    plan, mixture = case.plan, case.mixture
-    tensors = [case.x, mixture.w_p, case.bias, *case.factors]
-    tensors = [None if t is None else t.double().clone().requires_grad_() for t in tensors]
-    x, w, bias, *factors = tensors
-    rows = x[mixture.tokens_p] if mixture.takes else x
-    rows = torch.nn.functional.pad(rows, (0, plan.d_in_padded - plan.d_in))
-    parts, scales = [], torch.ones(len(factors), len(mixture.ends_e), dtype=torch.float64)
-    for e, (start, end) in enumerate(pairwise([0, *mixture.ends_e.tolist()])):
-        own = {}
-        for i, step in enumerate(plan.steps):
-            factor = factors[i][e]
-            if mixture.stds:
-                rms = factor.square().mean().sqrt()
-                scale = mixture.stds[i] / rms if rms > mixture.stds[i] else torch.ones(())
-                scales[i, e] = scale.detach()
-                factor = factor * scale
-            own[step.factor] = factor
-        in_order = [own[name] for name in plan.factor_shapes]
-        part = rows[start:end].reshape(end - start, *plan.x_shape)
-        part = torch.einsum(plan.equation, part, *in_order)
-        parts.append(part.flatten(1)[:, : plan.d_out])
-    y = torch.cat(parts) if w is None else torch.cat(parts) * w.unsqueeze(-1)
-    if mixture.adds:
-        y = y.new_zeros(mixture.num_tokens, plan.d_out).index_add(0, mixture.tokens_p, y)
-    y = y + bias if has_bias else y + 0 * bias
-    inputs = [t for t in tensors if t is not None]
-    found = iter(torch.autograd.grad(y, inputs, case.grad.double(), allow_unused=True))
-    grads = [None if t is None else next(found) for t in tensors]
-    if not has_bias:
-        grads[2] = case.grad.double().sum(0)
-    grads = [torch.zeros_like(t) if t is not None and g is None else g
-             for t, g in zip(tensors, grads, strict=True)]  # fmt: skip
-    return y.detach(), scales, grads
-
-
-def assert_near(got, wanted, dtype, what, is_real=False):
-    tolerance = TOL[torch.float32 if is_real and dtype == torch.bfloat16 else dtype]
-    most = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
-    torch.testing.assert_close(
-        got.double(), wanted, atol=5 * tolerance * most, rtol=0,
-        msg=lambda text: f"{what}: {text}",
-    )  # fmt: skip
-
-
-def assert_right(case, has_bias=True, wanted=None):
-    wanted = wanted or [True] * (3 + len(case.factors))
-    dtype = case.x.dtype
-    right_y, right_scales, right = oracle(case, has_bias)
-    y, scales = case.forward(has_bias)
-    assert y.dtype == dtype
-    assert_near(y, right_y, dtype, "output")
-    if case.mixture.stds:
-        assert_near(scales, right_scales, dtype, "scales", is_real=True)
-    else:
-        assert scales.numel() == 0
-    names = ["x", "weights", "bias", *[step.factor for step in case.plan.steps]]
-    grads = case.backward(scales, wanted)
-    for name, got, exact, flag in zip(names, grads, right, wanted, strict=True):
-        if not flag or exact is None:
-            assert got is None, name
-            continue
-        assert got.shape == exact.shape
-        assert_near(got, exact, dtype, f"gradient of {name}")
 
 
 @st.composite
@@ -198,15 +76,6 @@ def test_outputs_and_gradients(structure, widths, table, dtype, target, flags, w
         assert_right(case, has_bias, wanted and wanted[: 3 + len(plan.steps)])
     finally:
         del engine._prepared[id(plan)]
-
-
-def spread(num_tokens, num_experts, num_active, seed=0):
-    """Distinct experts for every token."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randperm(num_experts, generator=generator)[:num_active].tolist()
-        for _ in range(num_tokens)
-    ]
 
 
 @pytest.mark.parametrize("target", TARGETS)
