@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
+from rich.markup import escape
 from rich.table import Table
 
 from einlinear.errors import EinlinearError
@@ -96,13 +97,13 @@ def _print_plan(plan: SweepPlan) -> None:
         config = run.config
         key = (_structure(config.structure, config.num_experts), config.width, config.depth)
         groups.setdefault(key, []).append((run, seconds))
-    table = Table(title=f"study {plan.study.name}", title_justify="left")
+    table = Table(title=f"study {escape(plan.study.name)}", title_justify="left")
     for name in ("structure", "width", "depth", "runs", "done", "FLOPs", "time of one"):
         table.add_column(name, justify="left" if name == "structure" else "right")
     for (structure, width, depth), runs in groups.items():
         times = [seconds for _, seconds in runs]
         table.add_row(
-            structure,
+            escape(structure),
             str(width),
             str(depth),
             str(len(runs)),

@@ -98,6 +98,6 @@ def _summary(at: SweepProgress) -> str:
 def _ending(ended: RunRecord | Failure, labels: dict[str, str]) -> str:
     name = f"{ended.id} {labels.get(ended.id, '')}".strip()
     if isinstance(ended, Failure):
-        return f"failed    {name}: {ended.text.strip().splitlines()[-1]}"
+        return f"failed    {name}: {ended.reason}"
     loss = "" if ended.final_loss is None else f" loss {ended.final_loss:.4f},"
     return f"{ended.status:9} {name}:{loss} {duration(ended.seconds)}"

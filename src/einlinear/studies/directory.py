@@ -47,6 +47,20 @@ class BusyError(EinlinearError):
     """Another process writes to the directory of a run now."""
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process trains in a directory now, as far as its file system tells."""
+    if fcntl is None:  # pragma: no cover
+        return False
+    try:
+        with (path / "metrics.jsonl").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class RunDirectory:
     """The files of one run. Only one process at a time may write."""
 
@@ -104,13 +118,15 @@ class RunDirectory:
         assert self._metrics is not None, "the metrics are open"
         try:
             fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self.close()
             raise BusyError(
                 what=f"another process is training in {self.path}",
                 rule="one process at a time writes to the directory of a run",
                 fix="wait until it has ended, or choose another directory",
             ) from None
+        except OSError:
+            pass  # a file system without locks
 
     def close(self) -> None:
         """Give the directory free."""
@@ -130,14 +146,20 @@ class RunDirectory:
     def metrics_position(self) -> int:
         """The length of the metrics, which are on the disk when this returns."""
         assert self._metrics is not None, "the directory is open"
-        os.fsync(self._metrics.fileno())
-        return self._metrics.tell()
+        try:
+            os.fsync(self._metrics.fileno())
+            return self._metrics.tell()
+        except OSError as error:
+            raise cannot_write(self.path / "metrics.jsonl", error) from error
 
     def rewind(self, position: int) -> None:
         """Forget the metrics after a position: those steps are done again."""
         assert self._metrics is not None, "the directory is open"
-        self._metrics.truncate(position)
-        self._metrics.seek(position)
+        try:
+            self._metrics.truncate(position)
+            self._metrics.seek(position)
+        except OSError as error:
+            raise cannot_write(self.path / "metrics.jsonl", error) from error
 
     def metrics_size(self) -> int:
         """The length of the metrics, a line that was cut off included."""

@@ -1,7 +1,8 @@
 """Claims: who runs a run now. Taken by making a file, kept by a heartbeat, lost with the owner.
 
 A run's directory holds claim-000001, claim-000002, ...; the highest counts. To take a run over is
-to make the next one, which only one process can. Only its owner ever changes a claim.
+to make the next one, which only one process can. Only its owner ever changes a claim, and it does
+so in place: a file that is replaced may be missed by who lists the directory at that moment.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
@@ -20,12 +22,15 @@ from typing import Any
 from uuid import uuid4
 
 from einlinear.errors import cannot_write
+from einlinear.studies.directory import is_locked
 
 BEAT_SECONDS = 1.0
 STALE_SECONDS = 30.0
 """A claim that has not changed for so long, by the clock of who looks, has lost its owner."""
 
 _RELEASED = 0  # the time of change of a claim that was given back
+_NAME = "claim-"
+_NOT_TOLD = {"done": None, "total": None, "loss": None, "seconds_left": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +43,23 @@ class Owner:
     token: str
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The claim on a run as it was seen: its number, and when it changed; 0, 0 if none is there."""
+
+    number: int = 0
+    changed: int = 0
+
+
 class Claim:
     """A run that this process has taken. It beats until it is given back."""
 
-    def __init__(self, path: Path, owner: Owner) -> None:
+    def __init__(self, path: Path, owner: Owner, handle: int) -> None:
         self.path, self.owner = path, owner
-        self.lost = Event()
-        self._state: Mapping[str, Any] = {}
-        self._end = Event()
+        self._handle, self._length = handle, 0
+        self._state: Mapping[str, Any] = _NOT_TOLD
+        self._lost, self._end = Event(), Event()
+        self._looked = monotonic()
         self._thread = Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Claim:
@@ -58,102 +72,131 @@ class Claim:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end.set()
-        self._thread.join()
+        self._stop()
         self.release()
 
     def report(self, state: Mapping[str, Any]) -> None:
         """What the next beat says of the run."""
         self._state = dict(state)
 
+    def is_lost(self) -> bool:
+        """Whether another process has taken the run: this one was taken for dead."""
+        # A process that was paused knows nothing yet when it goes on.
+        if monotonic() - self._looked > 2 * BEAT_SECONDS:
+            self.look()
+        return self._lost.is_set()
+
+    def look(self) -> bool:
+        """Whether this is still the claim that counts, by looking now."""
+        try:
+            is_own = _path(self.path.parent, _last(self.path.parent)) == self.path
+            if not is_own or not os.path.samestat(os.fstat(self._handle), self.path.stat()):
+                self._lost.set()
+        except FileNotFoundError:
+            self._lost.set()
+        except OSError:
+            pass  # a disk that does not answer now; look again at the next beat
+        self._looked = monotonic()
+        return not self._lost.is_set()
+
+    def write(self) -> None:
+        """Say who has the run and how far it is; a full disk stops no heart."""
+        told = json.dumps(asdict(self.owner) | dict(self._state)).encode()
+        padding = b" " * (self._length - len(told))  # so that no end of an older text is left
+        try:
+            os.lseek(self._handle, 0, os.SEEK_SET)
+            self._length = max(self._length, os.write(self._handle, told + padding))
+        except OSError:
+            pass
+        self._set_time(None)
+
     def release(self) -> None:
         """Give the run back: others may take it at once."""
-        try:
-            os.utime(self.path, (_RELEASED, _RELEASED))
-        except OSError:
-            pass  # a claim that is gone, or cannot be reached, is nobody's
+        if self._handle >= 0:
+            self._set_time((_RELEASED, _RELEASED))
+            self._close()
 
     def remove(self) -> None:
         """Take all claims away, once the run has its record."""
-        self._end.set()
-        self._thread.join()
-        for path in _claims(self.path.parent):
-            path.unlink(missing_ok=True)
+        self._stop()
+        self._close()
+        _remove_all(self.path.parent)
 
     def _beat(self) -> None:
-        while not self._end.wait(BEAT_SECONDS):
-            if _current(self.path.parent) != self.path:
-                self.lost.set()
-                return
-            self._write()
+        while not self._end.wait(BEAT_SECONDS) and self.look():
+            self.write()
 
-    def _write(self) -> None:
-        part = self.path.with_name(f".{self.path.name}.{self.owner.token}")
+    def _stop(self) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _set_time(self, times: tuple[int, int] | None) -> None:
         try:
-            part.write_text(json.dumps(asdict(self.owner) | dict(self._state)), encoding="utf-8")
-            part.replace(self.path)
-        except OSError:  # a full disk stops no heart
-            try:
-                os.utime(self.path)
-                part.unlink(missing_ok=True)
-            except OSError:
-                pass
+            os.utime(self._handle if os.utime in os.supports_fd else self.path, times)
+        except OSError:
+            pass  # a claim that is gone, or cannot be reached, is nobody's
 
 
 class Watch:
     """Tells claims with a living owner from those without, by looking more than once.
 
     On this machine a process that is gone is known at once. Elsewhere a claim is dead when it has
-    not changed for STALE_SECONDS: no clocks of two machines are compared.
+    not changed for STALE_SECONDS: no clocks of two machines are compared. A process that is only
+    paused still has its lock on the files of the run.
     """
 
     def __init__(self, stale_seconds: float = STALE_SECONDS) -> None:
         self._stale = stale_seconds
-        self._seen: dict[Path, tuple[int, float]] = {}
+        self._seen: dict[Path, tuple[Sight, float]] = {}
 
-    def is_taken(self, directory: Path, dead: str | None = None) -> bool:
-        """Whether somebody alive holds a run, as far as can be told now.
-
-        `dead` is a claim, as `claim_on` tells it, that somebody else has found dead.
-        """
-        path = _current(directory)
-        if path is None:
-            return False
-        changed = _changed(path)
-        if changed in (None, _RELEASED) or dead == f"{path.name} {changed}":
-            return False
-        if _is_gone(read_claim(path)):
-            return False
-        seen, since = self._seen.get(path, (None, 0.0))
-        if seen != changed:
-            since = monotonic()
-            self._seen[path] = changed, since
-        return monotonic() - since < self._stale
-
-    def take(self, directory: Path, dead: str | None = None) -> Claim | None:
-        """Claim a run for this process; None if somebody else has it."""
-        if self.is_taken(directory, dead):
-            return None
-        held = _current(directory)
-        number = 1 if held is None else int(held.name.partition("-")[2]) + 1
-        path = directory / f"claim-{number:06d}"
-        owner = Owner(host_name(), os.getpid(), _start_time(os.getpid()), uuid4().hex)
+    def free(self, directory: Path) -> Sight | None:
+        """What `take` needs to take a run; None while somebody alive has it, as far as is known."""
+        now = monotonic()  # before looking: who is paused in between must not think it has waited
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:
+            sight = _look(directory)
+        except FileNotFoundError:
+            return None  # it went away while it was looked at
+        except OSError:
+            return Sight()  # whoever tries to take it can say why that is not possible
+        if sight.changed == _RELEASED or _is_gone(read_claim(_path(directory, sight.number))):
+            return sight
+        seen, since = self._seen.get(directory, (None, 0.0))
+        if seen != sight:
+            self._seen[directory] = sight, now
             return None
-        except OSError as error:
-            raise cannot_write(path, error) from error
-        with os.fdopen(handle, "wb") as file:
-            try:
-                file.write(json.dumps(asdict(owner)).encode())
-                file.flush()
-            except OSError:
-                pass  # the file is the claim; what it says helps only to see a death sooner
-        for old in _claims(directory)[:-1]:
-            old.unlink(missing_ok=True)
-        return Claim(path, owner)
+        return None if now - since < self._stale or is_locked(directory) else sight
+
+
+def take(directory: Path, after: Sight) -> Claim | None:
+    """Claim a run that was seen free; None if it is not as it was seen, or another is faster."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(directory, error) from error
+    path = _path(directory, after.number + 1)
+    try:
+        if _look(directory) != after:
+            return None
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+    except (FileExistsError, FileNotFoundError):
+        return None
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    owner = Owner(host_name(), os.getpid(), _start_time(os.getpid()), uuid4().hex)
+    claim = Claim(path, owner, handle)
+    claim.write()
+    # Two others may have come, and the first of them gone, since the look above.
+    if not claim.look():
+        claim.release()
+        return None
+    _remove_all(directory, below=after.number + 1)
+    return claim
 
 
 def read_claim(path: Path) -> dict[str, Any]:
@@ -167,14 +210,10 @@ def read_claim(path: Path) -> dict[str, Any]:
 
 def claimed(directory: Path) -> dict[str, Any]:
     """What the claim on a run says; nothing if there is none."""
-    path = _current(directory)
-    return {} if path is None else read_claim(path)
-
-
-def claim_on(directory: Path) -> str | None:
-    """Which claim counts, at its last beat, for others to know it again; None if there is none."""
-    path = _current(directory)
-    return None if path is None else f"{path.name} {_changed(path)}"
+    try:
+        return read_claim(_path(directory, _last(directory)))
+    except OSError:
+        return {}
 
 
 @cache
@@ -196,7 +235,7 @@ def _is_gone(claim: Mapping[str, Any]) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:
+    except (OSError, OverflowError):
         return False
     return _start_time(pid) != claim.get("started")
 
@@ -211,19 +250,37 @@ def _start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]  # a zombie runs nothing
 
 
-def _claims(directory: Path) -> list[Path]:
-    """All claims on a run, the one that counts last."""
-    return sorted(directory.glob("claim-[0-9][0-9][0-9][0-9][0-9][0-9]"))
+def _look(directory: Path) -> Sight:
+    """The claim that counts; raises FileNotFoundError if it goes away meanwhile."""
+    number = _last(directory)
+    if not number:
+        return Sight()
+    return Sight(number, _path(directory, number).stat().st_mtime_ns)
 
 
-def _changed(path: Path) -> int | None:
-    """When a claim was last changed; None if it is gone."""
+def _last(directory: Path) -> int:
+    """The number of the claim that counts, 0 if there is none."""
+    return max(_numbers(directory), default=0)
+
+
+def _numbers(directory: Path) -> list[int]:
     try:
-        return path.stat().st_mtime_ns
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    numbers = [name[len(_NAME) :] for name in names if name.startswith(_NAME)]
+    return [int(number) for number in numbers if number.isascii() and number.isdecimal()]
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{_NAME}{number:06d}"
+
+
+def _remove_all(directory: Path, below: float = inf) -> None:
+    """Remove claims, as far as that is possible: those that stay do not count, or not for long."""
+    try:
+        for number in _numbers(directory):
+            if number < below:
+                _path(directory, number).unlink(missing_ok=True)
     except OSError:
-        return None
-
-
-def _current(directory: Path) -> Path | None:
-    found = _claims(directory)
-    return found[-1] if found else None
+        pass

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from einlinear.studies.record import RunRecord
-from einlinear.studies.sweeps.claims import Watch, claim_on, claimed
+from einlinear.studies.sweeps.claims import Watch, claimed
 from einlinear.studies.sweeps.executor import Executor
 from einlinear.studies.sweeps.job import Job, Outcome, finished, keep_failure
 from einlinear.studies.sweeps.plan import PlannedRun, makespan
@@ -29,7 +29,7 @@ class _State:
     job: Job
     seconds: float  # it is expected to take
     attempts: int = 0
-    step: int = 0  # of the last checkpoint when it was last killed
+    step: int = 0  # of the last checkpoint when it was last started
     record: RunRecord | None = None
     failure: Failure | None = None
 
@@ -69,8 +69,8 @@ class Driver:
         self._report()
         while self._waiting or self._running or self._elsewhere:
             self._fill()
-            seconds = _SECONDS_BETWEEN_LOOKS if self._running or self._elsewhere else 0.0
-            for outcome in self._executor.ended(seconds):
+            is_over = not (self._waiting or self._running or self._elsewhere)
+            for outcome in self._executor.ended(0.0 if is_over else _SECONDS_BETWEEN_LOOKS):
                 self._take(outcome)
             self._look_elsewhere()
             self._report()
@@ -86,12 +86,13 @@ class Driver:
             name = self._waiting.pop(0)
             if self._has_record(name):
                 continue
-            job = self._states[name].job
-            dead = claim_on(job.directory)
-            if self._is_taken(name):
+            state = self._states[name]
+            seen = self._watch.free(state.job.directory)
+            if seen is None:
                 self._elsewhere[name] = 0.0
                 continue
-            self._executor.start(replace(job, dead=dead))
+            state.step = _last_step(state.job.directory)
+            self._executor.start(replace(state.job, after=astuple(seen)))
             self._pace.start(name)
             self._running.append(name)
 
@@ -100,12 +101,9 @@ class Driver:
         for name, soonest in list(self._elsewhere.items()):
             if self._has_record(name):
                 del self._elsewhere[name]
-            elif monotonic() >= soonest and not self._is_taken(name):
+            elif monotonic() >= soonest and self._watch.free(self._states[name].job.directory):
                 del self._elsewhere[name]
                 self._waiting.insert(0, name)
-
-    def _is_taken(self, name: str) -> bool:
-        return self._watch.is_taken(self._states[name].job.directory)
 
     def _take(self, outcome: Outcome) -> None:
         name, state = outcome.id, self._states[outcome.id]
@@ -128,9 +126,8 @@ class Driver:
         directory = state.job.directory
         if outcome.end == "killed":
             keep_failure(directory, "killed", outcome.text)
-            step = _last_step(directory)
-            if step > state.step:
-                state.step, state.attempts = step, 0
+            if _last_step(directory) > state.step:
+                state.attempts = 0
                 return
         state.attempts += 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,7 +25,7 @@ class Job:
     config: of the run, as JSON has it.
     threads: of torch; None leaves them as they are.
     folder: where paths in the config begin.
-    dead: the claim on the run that was found dead, if there is one.
+    after: number and time of change of the claim on the run that was found dead.
     """
 
     id: str
@@ -33,7 +33,7 @@ class Job:
     config: Mapping[str, Any]
     threads: int | None
     folder: str
-    dead: str | None = None
+    after: Sequence[int] | None = None
 
     @property
     def directory(self) -> Path:
@@ -55,21 +55,24 @@ class Outcome:
 
 
 def finished(directory: Path) -> RunRecord | None:
-    """The record of a run; None if there is none, or none that can be read."""
+    """The record of a run, whose id names its directory; None if none is there that can be read."""
     try:
-        return read_record(directory) if (directory / "record.json").exists() else None
+        record = read_record(directory)
     except EinlinearError:
         return None
+    return record if record.id == directory.name else None
 
 
 def keep_failure(directory: Path, kind: str, text: str) -> None:
     """Add a failure to those of a run, as far as the disk allows."""
     path = directory / FAILURES
     try:
-        count = path.read_bytes().count(b"\n") if path.exists() else 0
+        held = path.read_bytes() if path.exists() else b""
+        cut_off = b"\n" if held and not held.endswith(b"\n") else b""
+        count = (held + cut_off).count(b"\n")
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
         line = {"attempt": count + 1, "time": time, "error": text, "kind": kind}
         with path.open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
+            file.write(cut_off + json.dumps(line).encode() + b"\n")
     except OSError:
         pass  # the outcome still says what happened

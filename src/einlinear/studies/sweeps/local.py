@@ -58,6 +58,7 @@ class LocalExecutor:
             data = os.read(key.fd, 1 << 16)
             worker.buffer += data
             if not data:
+                worker.has_ended = True
                 self._selector.unregister(worker.answers)
             if worker not in self._busy:
                 continue  # it has died, and is replaced when there is a job
@@ -74,7 +75,10 @@ class LocalExecutor:
 
     def close(self) -> None:
         """End all processes; runs that were under way go on from their last checkpoint."""
-        for worker in [*self._idle, *self._busy]:
+        workers = [*self._idle, *self._busy]
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
             self._end(worker)
         self._idle, self._busy = [], []
         self._selector.close()
@@ -97,6 +101,7 @@ class _Worker:
         self.number = number
         self.job = ""  # the id of the last one
         self.buffer = b""
+        self.has_ended = False  # its answers have: a process that dies is seen a little later
         self._errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "einlinear.studies.sweeps.worker"],
@@ -113,7 +118,7 @@ class _Worker:
 
     def is_alive(self) -> bool:
         """Whether the process can take a job."""
-        return self.process.poll() is None
+        return not self.has_ended and self.process.poll() is None
 
     def take(self, job: Job) -> None:
         """Send a job."""

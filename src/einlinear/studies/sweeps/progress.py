@@ -48,5 +48,11 @@ class Failure:
     text: str
     directory: Path
 
+    @property
+    def reason(self) -> str:
+        """What went wrong, in a line: the end of a traceback, the beginning of anything else."""
+        lines = self.text.strip().splitlines() or [""]
+        return lines[-1 if lines[0].startswith("Traceback") else 0]
+
 
 OnProgress = Callable[[SweepProgress], None]

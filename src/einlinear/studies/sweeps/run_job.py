@@ -14,9 +14,9 @@ import torch
 
 from einlinear.errors import EinlinearError, cannot_write
 from einlinear.studies.config import RunConfig
-from einlinear.studies.directory import BusyError
+from einlinear.studies.directory import BusyError, RunDirectory, read_record
 from einlinear.studies.loop import TrainProgress
-from einlinear.studies.sweeps.claims import Claim, Watch
+from einlinear.studies.sweeps.claims import Claim, Sight, Watch, take
 from einlinear.studies.sweeps.job import LOG, Job, Outcome, finished, keep_failure
 from einlinear.studies.train import train
 
@@ -34,13 +34,13 @@ def run_job(job: Job, *, is_alone: bool = True) -> Outcome:
     """
     directory = job.directory
     try:
-        claim = Watch().take(directory, job.dead)
+        seen = Watch().free(directory) or (None if job.after is None else Sight(*job.after))
+        claim = None if seen is None else take(directory, seen)
         if claim is None:
             return Outcome(job.id, "busy")
         with claim:
             if finished(directory) is None:
                 try:
-                    _put_aside(directory)
                     _train(job, claim, is_alone)
                 except (_LostClaimError, BusyError):
                     return Outcome(job.id, "busy")
@@ -55,24 +55,30 @@ def run_job(job: Job, *, is_alone: bool = True) -> Outcome:
 
 
 def _put_aside(directory: Path) -> None:
-    """Move a record that cannot be read out of the way; the run is trained again."""
-    path = directory / "record.json"
-    if path.exists():
-        count = len(list(directory.glob("record.json.unreadable-*")))
-        aside = path.with_name(f"record.json.unreadable-{count + 1}")
-        try:
-            path.replace(aside)
-        except OSError as error:
-            raise cannot_write(aside, error) from error
+    """Move a record that is damaged out of the way; the run is trained again."""
+    try:
+        read_record(directory)
+    except EinlinearError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return
+        if isinstance(error.__cause__, OSError):
+            raise  # it may be whole
+    count = len(list(directory.glob("record.json.unreadable-*")))
+    aside = directory / f"record.json.unreadable-{count + 1}"
+    try:
+        (directory / "record.json").replace(aside)
+    except OSError as error:
+        raise cannot_write(aside, error) from error
 
 
 def _train(job: Job, claim: Claim, is_alone: bool) -> None:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     os.chdir(job.folder)
+    config = RunConfig.from_dict(job.config)
 
     def report(at: TrainProgress) -> None:
-        if claim.lost.is_set():
+        if claim.is_lost():
             raise _LostClaimError
         claim.report(asdict(at))
 
@@ -80,7 +86,9 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
     keeping: AbstractContextManager[None] = _kept(log) if is_alone else nullcontext()
     with keeping:
         try:
-            train(RunConfig.from_dict(job.config), job.directory, report)
+            RunDirectory(job.directory).check(config)
+            _put_aside(job.directory)
+            train(config, job.directory, report)
         except (_LostClaimError, BusyError):
             raise
         except Exception as error:

@@ -113,10 +113,10 @@ def prepare_directory(study: Study, out: str | Path) -> Path:
             rule="a sweep has a directory of its own, with a folder for every run",
             fix="choose another directory",
         )
-    path = out / STUDIES / f"{study.id}.toml"
-    if not path.exists():
+    path, text = out / STUDIES / f"{study.id}.toml", study.to_toml().encode()
+    if not _holds(path, text):
         try:
-            write_whole(path, study.to_toml().encode())
+            write_whole(path, text)
         except EinlinearError:
             if not path.exists():  # else another sweep has just written it
                 raise
@@ -153,6 +153,13 @@ def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> S
         records=tuple(records[run.id] for run in plan.runs if run.id in records),
         failures=tuple(failures[run.id] for run in plan.runs if run.id in failures),
     )
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False
 
 
 def _timings(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord | None]) -> list[Timing]:

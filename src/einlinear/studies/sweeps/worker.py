@@ -30,9 +30,11 @@ def main() -> None:
 
 
 def _read(jobs: SimpleQueue[Job]) -> None:
-    for line in sys.stdin.buffer:
-        jobs.put(Job(**json.loads(line)))
-    os._exit(0)
+    try:
+        for line in sys.stdin.buffer:
+            jobs.put(Job(**json.loads(line)))
+    finally:  # also after a line that was cut off, by the death of who wrote it
+        os._exit(0)
 
 
 if __name__ == "__main__":
