@@ -5,7 +5,6 @@ all else about them is as on the command line.
 """
 
 import ctypes
-import multiprocessing
 import os
 import sys
 import time
@@ -21,13 +20,9 @@ from einlinear import cli
 from einlinear.studies.state import State
 from einlinear.studies.sweeps import claims, local, run_job, worker
 from einlinear.studies.sweeps.study import Study
+from forked import context
 from runs import TINY, die
 
-CONTEXT = multiprocessing.get_context("forkserver")
-_SWEEPS = "einlinear.studies.sweeps"
-CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "einlinear.cli", f"{_SWEEPS}.sweep", f"{_SWEEPS}.worker"]
-)
 SECONDS = 90  # in which everything here has ended, however busy the machine is
 
 
@@ -41,7 +36,7 @@ def write_study(path, seeds, **base):
 @contextmanager
 def sweeping(study, out, *words, faults=None):
     """A sweep under way in a process of its own; `faults` are FAULTS by structure and seed."""
-    process = CONTEXT.Process(target=_command, args=(str(study), str(out), words, faults or {}))
+    process = context.Process(target=_command, args=(str(study), str(out), words, faults or {}))
     process.start()
     try:
         yield process
@@ -119,11 +114,11 @@ class ForkedPopen:
     def __init__(self, command, *, stdin, stdout, stderr, env, start_new_session):
         assert command[-1] == "einlinear.studies.sweeps.worker"
         assert start_new_session
-        jobs, requests = CONTEXT.Pipe(duplex=False)
-        answers, said = CONTEXT.Pipe(duplex=False)
+        jobs, requests = context.Pipe(duplex=False)
+        answers, said = context.Pipe(duplex=False)
         errors = Connection(os.dup(stderr.fileno()))
         pipes = (jobs, said, errors)
-        self._process = CONTEXT.Process(target=type(self).target, args=(pipes, *self.arguments))
+        self._process = context.Process(target=type(self).target, args=(pipes, *self.arguments))
         self._process.start()
         for pipe in pipes:
             pipe.close()

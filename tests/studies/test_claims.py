@@ -71,8 +71,7 @@ def test_processes_race_and_one_wins(tmp_path):
     pid = dead_process()
     for folder in folders[40:]:
         write_claim(folder, 7, pid=pid)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["claimers"])
+    context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(4)
     processes = [context.Process(target=race, args=(n, folders, barrier)) for n in range(4)]
     for process in processes:
