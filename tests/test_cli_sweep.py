@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -162,3 +163,19 @@ def test_no_more_rows_than_fit():
 )
 def test_times_for_people(seconds, text):
     assert duration(seconds) == text
+
+
+def test_names_that_look_like_markup(capsys, tmp_path):
+    path = tmp_path / "study.toml"
+    text = el.Study("[/b] [red]name", TINY).to_toml()
+    path.write_text(text, encoding="utf-8")
+    code, printed, err = run(capsys, "sweep", str(path), "--out", str(tmp_path), "--dry-run")
+    assert code == 0, err
+    assert "[/b] [red]name" in printed
+
+
+def test_the_reason_of_a_failure_in_a_line():
+    traceback = "Traceback (most recent call last):\n  File x\nValueError: no\n"
+    error = str(el.EinlinearError(what="what", rule="rule", fix="fix"))
+    for text, reason in [(traceback, "ValueError: no"), (error, "what"), ("", "")]:
+        assert Failure("id", "label", text, Path()).reason == reason

@@ -174,3 +174,11 @@ def test_time_left_follows_what_runs_took(runs, tmp_path, monkeypatch):
     assert lefts[0] == (0.0, 10.0)
     assert [left for _, left in lefts[1:]] == pytest.approx([18.0, 9.0, 3.0, 0.0])
     assert [share for share, _ in lefts[1:]] == pytest.approx([0.4, 0.7, 0.9, 1.0])
+
+
+def test_a_checkpoint_of_an_earlier_sweep_is_no_progress(runs, tmp_path):
+    bad = runs[2].id
+    killed(5)(jobs_of(runs, tmp_path)[2][1])
+    executor, _, failures = drive(runs, tmp_path, {bad: [killed(), killed()]})
+    assert bad in failures
+    assert executor.started.count(bad) == 2

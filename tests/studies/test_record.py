@@ -116,3 +116,12 @@ def test_a_directory_that_cannot_be_written(tmp_path):
         RunDirectory(tmp_path / "file").open(RunConfig())
     with pytest.raises(EinlinearError, match="cannot write"):
         RunDirectory(tmp_path / "file").write_record(record())
+
+
+@pytest.mark.parametrize(
+    "damage", [{"curve": []}, {"curve": 3}, {"counts": None}, {"config": []}, {"config": 1}]
+)
+def test_a_record_of_wrong_shape(damage):
+    values = json.loads(json.dumps(record().as_dict()))
+    with pytest.raises(EinlinearError):
+        RunRecord.from_dict(values | damage)

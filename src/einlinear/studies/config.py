@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import cache
 from hashlib import sha256
 from math import isfinite
 from numbers import Real
@@ -207,7 +208,7 @@ class RunConfig:
 
     def _check_together(self) -> None:
         """What no field can say alone."""
-        parse(self.structure)
+        _one_form(self.structure)
         if self.num_experts:
             fix = f"give an int from 1 to num_experts, which is {self.num_experts}"
             whole_number(self.num_active, "num_active", 1, self.num_experts, fix=fix)
@@ -255,7 +256,7 @@ class RunConfig:
         """A short name that follows from all fields but NOT_IN_ID."""
         values = {k: v for k, v in self.as_dict().items() if k not in NOT_IN_ID}
         if self.structure != "dense":
-            values["structure"] = str(parse(self.structure))
+            values["structure"] = _one_form(self.structure)
         elif self.num_experts:
             values["structure"] = str(dense())
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
@@ -287,6 +288,12 @@ class RunConfig:
                     fix=f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}",
                 )
         return cls(**values)  # type: ignore[arg-type]
+
+
+@cache
+def _one_form(structure: str) -> str:
+    """The text of a structure that all its spellings share; raises if it is none."""
+    return str(parse(structure))
 
 
 def toml_value(value: object) -> str:

@@ -162,6 +162,8 @@ class RunRecord:
         try:
             if values["schema"] != SCHEMA:
                 raise ValueError(f"its schema is {values['schema']}, not {SCHEMA}")
+            if not values["curve"]:
+                raise ValueError("it has no points")
             return cls(
                 config=RunConfig.from_dict(values["config"], source),
                 status=values["status"],
@@ -172,7 +174,7 @@ class RunRecord:
                 peak_bytes=values["peak_bytes"],
                 environment=values["environment"],
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, EinlinearError):
                 raise
             raise EinlinearError(

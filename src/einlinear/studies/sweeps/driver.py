@@ -41,6 +41,7 @@ class Driver:
         runs: the runs, their jobs, and how long each is expected to take.
         executor: where they run.
         on_progress: called twice a second.
+        records: of runs that are known to have one, by id.
     """
 
     def __init__(
@@ -48,12 +49,17 @@ class Driver:
         runs: Sequence[tuple[PlannedRun, Job, float]],
         executor: Executor,
         on_progress: OnProgress,
+        records: Mapping[str, RunRecord] | None = None,
     ) -> None:
-        self._states = {run.id: _State(run, job, seconds) for run, job, seconds in runs}
+        known = records or {}
+        self._states = {
+            job.id: _State(run, job, seconds, record=known.get(job.id))
+            for run, job, seconds in runs
+        }
         self._executor, self._on_progress = executor, on_progress
         self._watch = Watch()
         longest = sorted(self._states.values(), key=lambda state: -state.seconds)
-        self._waiting = [state.run.id for state in longest]
+        self._waiting = [state.job.id for state in longest]
         self._running: list[str] = []
         self._elsewhere: dict[str, float] = {}  # and when each may be taken over, at the soonest
         self._told: list[RunRecord | Failure] = []

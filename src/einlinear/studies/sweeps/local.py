@@ -14,7 +14,6 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import IO
 
-import einlinear
 from einlinear.studies.sweeps.job import Job, Outcome
 
 _LAST_CHARACTERS = 2000  # of what a worker said before it died
@@ -155,7 +154,7 @@ class _Worker:
 
 def _environment(number: int, threads: int, gpus: int) -> dict[str, str]:
     """That of this process, with the package on the path, and threads and a GPU of its own."""
-    root = str(Path(einlinear.__file__).parents[1])
+    root = str(Path(__file__).parents[3])
     paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class SweepPlan:
 
     runs: all runs of the study.
     seconds: about how long each takes.
-    finished: ids of runs that have a record.
+    records: of runs that have one, by id.
     placing, slots: where, and how many at once.
     """
 
@@ -38,15 +39,20 @@ class SweepPlan:
     out: Path
     runs: tuple[PlannedRun, ...]
     seconds: tuple[float, ...]
-    finished: frozenset[str]
+    records: Mapping[str, RunRecord]
     placing: Placing
     slots: int
+
+    @property
+    def finished(self) -> frozenset[str]:
+        """Ids of runs that have a record."""
+        return frozenset(self.records)
 
     @property
     def seconds_left(self) -> float:
         """About how long it takes to run what has no record."""
         pairs = zip(self.runs, self.seconds, strict=True)
-        left = [seconds for run, seconds in pairs if run.id not in self.finished]
+        left = [seconds for run, seconds in pairs if run.id not in self.records]
         return makespan(left, self.slots)
 
     @property
@@ -126,14 +132,14 @@ def prepare_directory(study: Study, out: str | Path) -> Path:
 def plan_sweep(study: Study, out: Path, placing: Placing, slots: int) -> SweepPlan:
     """What a sweep will do; runs are timed for a few seconds, nothing is written."""
     runs = plan_runs(study)
-    records = {run.id: finished(out / RUNS / run.id) for run in runs}
+    read = ((run.id, finished(out / RUNS / run.id)) for run in runs)
+    records = {name: record for name, record in read if record is not None}
     known = _timings(runs, records)
-    missing = [run for run in runs if records[run.id] is None]
+    missing = [run for run in runs if run.id not in records]
     if missing:
         with _threads(placing.threads):
             known = time_steps(missing, known)
-    done = frozenset(name for name, record in records.items() if record is not None)
-    return SweepPlan(study, out, runs, tuple(estimate(runs, known)), done, placing, slots)
+    return SweepPlan(study, out, runs, tuple(estimate(runs, known)), records, placing, slots)
 
 
 def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> SweepResult:
@@ -147,7 +153,7 @@ def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> S
         )
         for run, seconds in zip(plan.runs, plan.seconds, strict=True)
     ]
-    records, failures = Driver(jobs, executor, on_progress).to_the_end()
+    records, failures = Driver(jobs, executor, on_progress, plan.records).to_the_end()
     return SweepResult(
         plan=plan,
         records=tuple(records[run.id] for run in plan.runs if run.id in records),
@@ -162,15 +168,15 @@ def _holds(path: Path, data: bytes) -> bool:
         return False
 
 
-def _timings(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord | None]) -> list[Timing]:
-    """How long a step took in runs that have finished."""
-    found = []
+def _timings(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord]) -> list[Timing]:
+    """How long a step took in runs that have finished, in the mean of those that cost the same."""
+    found: dict[tuple[tuple[object, ...], int], list[float]] = {}
     for run in runs:
-        record = records[run.id]
+        record = records.get(run.id)
         if record is not None and record.steps_done and record.seconds > 0:
-            seconds = record.seconds / record.steps_done
-            found.append(Timing(kind_of(run.config), run.macs, seconds))
-    return found
+            of_its_cost = found.setdefault((kind_of(run.config), run.macs), [])
+            of_its_cost.append(record.seconds / record.steps_done)
+    return [Timing(kind, macs, fmean(seconds)) for (kind, macs), seconds in found.items()]
 
 
 @contextmanager

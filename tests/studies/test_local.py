@@ -1,0 +1,158 @@
+"""Local processes that behave badly, and what a run's directory says after such things."""
+
+import io
+import json
+import sys
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+import pytest
+
+from einlinear.studies.directory import BusyError, RunDirectory
+from einlinear.studies.sweeps import local, run_job, worker
+from einlinear.studies.sweeps.claims import Sight, Watch, claimed, take
+from einlinear.studies.sweeps.job import Job, finished, keep_failure
+from einlinear.studies.sweeps.local import LocalExecutor
+from einlinear.studies.train import train
+from runs import tiny
+
+# Half an answer, the other half, and a pipe that ends long before its process does.
+ANSWERS = """
+job = json.loads(sys.stdin.readline())
+line = json.dumps({"id": job["id"], "end": "done", "text": ""}).encode() + b"\\n"
+os.write(1, line[:9])
+time.sleep(0.05)
+os.write(1, line[9:])
+os.close(1)
+time.sleep(60)
+"""
+LEAVES = """
+sys.stdin.readline()
+os.write(2, b"some last words")
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def executor(tmp_path, monkeypatch, request):
+    """An executor with one process, which runs the script of the test."""
+    script = tmp_path / "script"
+    head = f"#!{sys.executable} -IS\nimport json, os, sys, time\n"
+    script.write_text(head + request.param, encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setattr(local, "sys", SimpleNamespace(executable=str(script)))
+    made = LocalExecutor(1, 1)
+    yield made
+    made.close()
+
+
+def job(name, out="/"):
+    return Job(name, str(out), tiny().as_dict(), None, str(out))
+
+
+def outcome(executor):
+    for _ in range(100):
+        outcomes = executor.ended(0.1)
+        if outcomes:
+            return outcomes[0]
+    raise AssertionError("no job has ended")
+
+
+@pytest.mark.parametrize("executor", [ANSWERS], indirect=True)
+def test_a_worker_that_answers_and_dies_slowly_gets_no_other_job(executor):
+    for name in ("first", "second"):
+        executor.start(job(name))
+        assert (outcome(executor).id, executor.slots) == (name, 1)
+        assert executor.ended(0.3) == []  # the end of its pipe is seen
+
+
+@pytest.mark.parametrize("executor", [LEAVES], indirect=True)
+def test_last_words_of_a_worker(executor):
+    executor.start(job("run"))
+    ended = outcome(executor)
+    assert ended.end == "killed"
+    assert ended.text == "the process of the run ended with code 3\nsome last words\n"
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"id": "half'])
+def test_a_worker_leaves_when_its_jobs_end_or_are_cut_off(monkeypatch, rest):
+    class LeftError(Exception):
+        pass
+
+    def leave(code):
+        raise LeftError
+
+    line = json.dumps({"id": "a", "out": "", "config": {}, "threads": 1, "folder": ""}).encode()
+    stdin = SimpleNamespace(buffer=io.BytesIO(line + b"\n" + rest))
+    monkeypatch.setattr(worker, "sys", SimpleNamespace(stdin=stdin))
+    monkeypatch.setattr(worker.os, "_exit", leave)
+    jobs = SimpleQueue()
+    with pytest.raises(LeftError):
+        worker._read(jobs)
+    assert jobs.get().id == "a"
+    assert jobs.empty()
+
+
+def test_who_lost_its_claim_stops_and_writes_no_record(tmp_path, monkeypatch):
+    """Another process takes the run over in the middle; it has all the directory to itself."""
+    config = tiny()
+    others = []
+
+    def train_and_lose(config, out, report):
+        def told(at):
+            if not others:
+                held = out / "claim-000001"
+                others.append(take(out, Sight(1, held.stat().st_mtime_ns)))
+                monkeypatch.setattr(run_job.Claim, "is_lost", lambda claim: not claim.look())
+            report(at)
+
+        train(config, out, told)
+
+    monkeypatch.setattr(run_job, "train", train_and_lose)
+    given = job(config.id, tmp_path)
+    assert run_job.run_job(given, is_alone=False).end == "busy"
+    assert others[0].look()
+    assert claimed(given.directory)["token"] == others[0].owner.token
+    assert finished(given.directory) is None
+    assert not (given.directory / "failures.jsonl").exists()
+    others[0].release()
+    monkeypatch.setattr(run_job, "train", train)
+    assert run_job.run_job(given, is_alone=False).end == "done"
+    assert finished(given.directory) is not None
+    assert Watch().free(given.directory) == Sight()
+
+
+def test_a_record_that_cannot_be_read_now_is_left_alone(tmp_path):
+    config = tiny()
+    given = job(config.id, tmp_path)
+    (given.directory / "record.json").mkdir(parents=True)  # no file can be read there
+    ended = run_job.run_job(given, is_alone=False)
+    assert ended.end == "error"
+    assert "cannot read" in ended.text
+    assert (given.directory / "record.json").is_dir()
+
+
+def test_failures_after_a_line_that_was_cut_off(tmp_path):
+    keep_failure(tmp_path, "error", "one")
+    path = tmp_path / "failures.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"attempt": 2, "ti')
+    keep_failure(tmp_path, "killed", "three")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 3
+    assert [json.loads(lines[n])["attempt"] for n in (0, 2)] == [1, 3]
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(38, "Function not implemented")
+
+    directory = RunDirectory(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", fail)
+        directory.open(tiny())
+    directory.close()
+    first = RunDirectory(tmp_path)
+    first.open(tiny())
+    with pytest.raises(BusyError, match="another process is training"):
+        RunDirectory(tmp_path).open(tiny())
+    first.close()
