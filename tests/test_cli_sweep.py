@@ -1,5 +1,6 @@
 """The command sweep and its display."""
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -139,6 +140,16 @@ def test_lines_in_a_log(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert lines[-1] == "24 of 24 runs done, 1 diverged"
+
+
+def test_a_log_that_is_full(monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sweep_display.sys, "stderr", Full())
+    with sweep_display.sweep_display(Console(file=io.StringIO()), {}) as show:
+        show(SweepProgress(4, 0, 0, 0, (), 0.0, 1.0))
 
 
 def test_no_more_rows_than_fit():

@@ -42,9 +42,19 @@ def sweep_display(
         lines = [_ending(ended, labels) for ended in at.last]
         if lines or monotonic() - shown[0] >= _SECONDS_BETWEEN_LINES:
             shown[0] = monotonic()
-            print("\n".join([*lines, _summary(at)]), file=sys.stderr)
+            _say("\n".join([*lines, _summary(at)]))
 
     yield write
+
+
+def _say(text: str) -> None:
+    """Write to the log; one that is full ends no sweep."""
+    try:
+        print(text, file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
 def picture(at: SweepProgress) -> Group:

@@ -272,10 +272,12 @@ def disk(tmp_path):
     """A small disk of its own."""
     path = tmp_path / "disk"
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
     if os.getuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount")
-    yield path
+    out = tmp_path / "out"  # what is kept beside it is on another disk
+    out.symlink_to(path)
+    yield out
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
@@ -293,7 +295,7 @@ def fill(path):
 def test_a_full_disk(tmp_path, disk, reference):
     _, whole = reference
     study = write_study(tmp_path / "study.toml", range(2))
-    out, ballast = disk / "out", disk / "ballast"
+    out, ballast = disk, disk / "ballast"
     slow = {("dense", 1): "is slow", ("btt", 1): "is slow"}
     with sweeping(study, out, *TWO, faults=slow) as process:
         until(lambda: records(out))
@@ -311,6 +313,19 @@ def test_a_full_disk(tmp_path, disk, reference):
     assert len(records(out)) == 4
     for path in records(out):
         assert_same_run(path.parent, whole / "runs" / path.parent.name)
+
+
+def test_a_disk_that_can_only_be_read(tmp_path, disk, reference):
+    study, whole = reference
+    shutil.copytree(whole, disk, dirs_exist_ok=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk.resolve())], check=True)
+    code, printed = swept(study, disk, *ONE)
+    assert code == 0
+    assert "12 runs have a record" in printed
+    code, printed = swept(write_study(tmp_path / "more.toml", range(7)), disk, *ONE)
+    assert code == 2
+    assert printed.splitlines()[-3].startswith("einlinear: cannot write")
+    assert "Read-only" in printed.splitlines()[-3]
 
 
 def test_directories_that_are_something_else(tmp_path, reference):
