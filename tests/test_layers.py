@@ -114,6 +114,8 @@ ORDER = [
     "studies.sweeps.run_job",
     "studies.sweeps.worker",
     "studies.sweeps.inline",
+    "studies.sweeps.away",
+    "studies.sweeps.ray_driver",
     "studies.sweeps.on_ray",
     "studies.sweeps.on_slurm",
     "studies.sweeps.placing",

@@ -154,18 +154,22 @@ class _Worker:
 
 def _environment(number: int, threads: int, gpus: int) -> dict[str, str]:
     """That of this process, with the package on the path, and threads and a GPU of its own."""
-    root = str(Path(__file__).parents[3])
-    paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    own = {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "PYTHONSAFEPATH": "1",  # modules of the folder in which a user works hide none of ours
-        "OMP_NUM_THREADS": str(threads),
-    }
+    own = {**package_path(), "OMP_NUM_THREADS": str(threads)}
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = visible.split(",") if visible else [str(index) for index in range(gpus)]
         own["CUDA_VISIBLE_DEVICES"] = names[number % gpus]
     return os.environ | own
+
+
+def package_path() -> dict[str, str]:
+    """Variables with which a new process imports the same package as this one."""
+    root = str(Path(__file__).parents[3])
+    paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONSAFEPATH": "1",  # modules of the folder in which a user works hide none of ours
+    }
 
 
 def _signal(number: int) -> str:
