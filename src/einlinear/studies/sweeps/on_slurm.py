@@ -17,6 +17,7 @@ from typing import Any, Literal
 from einlinear.errors import EinlinearError
 from einlinear.studies.sweeps.away import missing_package, run_away
 from einlinear.studies.sweeps.job import Job, Outcome
+from einlinear.studies.sweeps.local import package_path
 
 _ASK_SECONDS = 10.0
 """Between two questions to Slurm, each for all jobs. Jobs that end well are seen by their files."""
@@ -91,8 +92,10 @@ class SlurmExecutor:
 
     def start(self, job: Job) -> None:
         """Hand a job to Slurm."""
+        environment = import_module("submitit.core.utils").environment_variables
         try:
-            submitted = self._submitit.submit(run_submitted, job)
+            with environment(**package_path()):  # which Slurm hands on
+                submitted = self._submitit.submit(run_submitted, job)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             raise EinlinearError(
                 what=f"Slurm does not take a job: {_last_line(str(error))}",
@@ -222,6 +225,7 @@ def run_submitted(job: Job) -> Outcome:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # it is sent more than once
     sys.exit(128 + number)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
 from typing import Any
 
@@ -23,6 +25,7 @@ POLL_SECONDS = 0.1
 LOOK_SECONDS = 1.0
 """Between two looks at the machines of the cluster."""
 
+_CONNECT_SECONDS = 10.0
 _STORE_BYTES = 100_000_000  # jobs and outcomes are small
 
 
@@ -40,6 +43,9 @@ class Cluster:
         self._ray, self._threads = ray, threads
         self._jobs: dict[Any, Job] = {}
         self._wants_gpu = True
+        if address and re.fullmatch(r"[^/]+:\d+", address):
+            host, _, port = address.rpartition(":")  # Ray tries for minutes where nobody listens
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         new = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
         ray.init(address or "local", **quiet, **({} if address else new))
@@ -122,10 +128,12 @@ def serve(cluster: Cluster, jobs: SimpleQueue[Job | None], tell: Any) -> None:
                 tell({"outcome": asdict(outcome)})
 
 
-def _read(jobs: SimpleQueue[Job | None]) -> None:
+def _read(jobs: SimpleQueue[Job | None], is_open: Event) -> None:
     for line in sys.stdin.buffer:
         jobs.put(Job(**json.loads(line)))
     jobs.put(None)
+    if not is_open.is_set():
+        os._exit(1)  # while a cluster is started or joined, which may take minutes
 
 
 def main() -> None:
@@ -137,6 +145,9 @@ def main() -> None:
     def tell(values: Mapping[str, Any]) -> None:
         print(json.dumps(values), file=answers, flush=True)
 
+    jobs: SimpleQueue[Job | None] = SimpleQueue()
+    is_open = Event()
+    Thread(target=_read, args=(jobs, is_open), daemon=True).start()
     address, threads, cpus = json.loads(sys.argv[1])
     try:
         import ray
@@ -145,9 +156,8 @@ def main() -> None:
     except Exception as error:
         tell({"error": f"{type(error).__name__}: {error}"})
         return
+    is_open.set()
     tell({"largest": cluster.largest, "slots": cluster.slots})
-    jobs: SimpleQueue[Job | None] = SimpleQueue()
-    Thread(target=_read, args=(jobs,), daemon=True).start()
     try:
         serve(cluster, jobs, tell)
     finally:
