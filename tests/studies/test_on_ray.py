@@ -139,7 +139,9 @@ def test_jobs_that_no_machine_has_room_for(monkeypatch):
     monkeypatch.setattr(on_ray, "_driver", lambda *_: subprocess.Popen(answer, **pipes))
     with pytest.raises(EinlinearError, match="threads are 5, and the largest machine has 4 CPUs"):
         RayExecutor("auto", 5)
-    assert RayExecutor("auto", 4).slots == 1
+    executor = RayExecutor("auto", 4)
+    assert executor.slots == 1
+    executor.close()
 
 
 def test_nobody_listens():

@@ -107,7 +107,7 @@ class RayExecutor:
 
     def _take(self, answer: dict[str, Any]) -> None:
         if "error" in answer:
-            raise self._gone(answer["error"])
+            raise self._gone(answer["error"][:_LAST_CHARACTERS])
         self._slots = answer.get("slots", self._slots)
         if "outcome" in answer:
             self._outcomes.append(Outcome(**answer["outcome"]))
@@ -124,8 +124,9 @@ class RayExecutor:
 
     def _last_words(self) -> str:
         self._said.seek(0)
-        said = self._said.read().decode(errors="replace").strip()
-        return f"the connection has ended\n{said[:_LAST_CHARACTERS]}".strip()
+        said = self._said.read().decode(errors="replace")
+        last = said.rfind("\n[") + 1  # entries of Ray's log begin so; the last may have a trace
+        return f"the connection has ended\n{said[last : last + _LAST_CHARACTERS]}".strip()
 
     def _gone(self, how: str) -> EinlinearError:
         return EinlinearError(

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from time import monotonic
-from typing import Any
+from typing import IO, Any
 
 from einlinear.studies.sweeps.away import run_away
 from einlinear.studies.sweeps.job import Job, Outcome
@@ -128,8 +128,8 @@ def serve(cluster: Cluster, jobs: SimpleQueue[Job | None], tell: Any) -> None:
                 tell({"outcome": asdict(outcome)})
 
 
-def _read(jobs: SimpleQueue[Job | None], is_open: Event) -> None:
-    for line in sys.stdin.buffer:
+def _read(requests: IO[bytes], jobs: SimpleQueue[Job | None], is_open: Event) -> None:
+    for line in requests:
         jobs.put(Job(**json.loads(line)))
     jobs.put(None)
     if not is_open.is_set():
@@ -138,16 +138,18 @@ def _read(jobs: SimpleQueue[Job | None], is_open: Event) -> None:
 
 def main() -> None:
     """Open a cluster as the arguments say, and run the jobs that are asked for."""
-    # What Ray prints must not be taken for an answer.
+    # What Ray prints must not be taken for an answer, and its processes hold no end of our pipes.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests = os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def tell(values: Mapping[str, Any]) -> None:
         print(json.dumps(values), file=answers, flush=True)
 
     jobs: SimpleQueue[Job | None] = SimpleQueue()
     is_open = Event()
-    Thread(target=_read, args=(jobs, is_open), daemon=True).start()
+    Thread(target=_read, args=(requests, jobs, is_open), daemon=True).start()
     address, threads, cpus = json.loads(sys.argv[1])
     try:
         import ray
@@ -160,6 +162,8 @@ def main() -> None:
     tell({"largest": cluster.largest, "slots": cluster.slots})
     try:
         serve(cluster, jobs, tell)
+    except Exception as error:
+        tell({"error": f"{type(error).__name__}: {error}"})
     finally:
         cluster.close()
 
