@@ -101,9 +101,9 @@ def test_the_page_draws_every_row_but_the_baselines(result):
     page = bench_page(BenchResult((*result.rows, *further), ("a note & more",)))
     assert page.count("draw('figure") == 2
     for variant in (*VARIANTS, *(row.variant for row in further)):
-        assert f'"name": "{variant}"' in page
+        assert f'"name":"{variant}"' in page
     assert "layer, with bias" in page
-    assert f'"name": "{LINEAR}"' not in page
+    assert f'"name":"{LINEAR}"' not in page
     assert "a note &amp; more" in page
     assert not [word for word in ("%FACTS%", "%CALLS%", "%TABLES%", "%SECTIONS%") if word in page]
 

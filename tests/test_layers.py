@@ -10,6 +10,7 @@ ROOT = Path(einlinear.__file__).parent
 # Top to bottom. A room is a folder; its files follow in order.
 ORDER = [
     "errors",
+    "pages",
     "structures.edges",
     "structures.values",
     "structures.structure",
@@ -144,7 +145,7 @@ ORDER = [
 WITHOUT_TORCH = [
     name
     for name in ORDER
-    if name == "errors" or name.startswith("structures.") or name in ORDER[12:17]
+    if name in ("errors", "pages") or name.startswith("structures.") or name in ORDER[13:18]
 ] + [
     "studies.workers",
     "studies.cifar_batches",

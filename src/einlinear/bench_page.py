@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -22,7 +21,7 @@ from einlinear.bench_rows import (
     tables,
 )
 from einlinear.machine import machine_facts
-from einlinear.structures.atlas import plotly_script
+from einlinear.pages import fill, plotly_script, script_json
 
 _WHOLE = {
     "layer": "layer, with bias and normalisation",
@@ -63,11 +62,11 @@ def bench_page(result: BenchResult) -> str:
     sections, calls = [], []
     for number, rows in enumerate(panels.values()):
         names = [f"figure{number}"]
-        calls.append(f"draw('{names[0]}', {json.dumps(_figure(rows))});")
+        calls.append(f"draw('{names[0]}', {script_json(_figure(rows))});")
         if len({row.num_experts for row in rows}) > 1:
             for unit, field in (("ms", "milliseconds"), ("peak MB", "peak_megabytes")):
                 names.append(f"{field}{number}")
-                calls.append(f"lines('{names[-1]}', '{unit}', {json.dumps(_lines(rows, field))});")
+                calls.append(f"lines('{names[-1]}', '{unit}', {script_json(_lines(rows, field))});")
         sections.append(_section(rows[0], names))
     facts = (f"<b>{escape(name)}</b> {escape(str(v))}" for name, v in machine_facts().items())
     page = {
@@ -76,11 +75,11 @@ def bench_page(result: BenchResult) -> str:
         "NOTES": "".join(f"<li>{escape(note)}</li>" for note in result.notes),
         "FIGURES": "".join(sections),
         "TABLES": "".join(map(_table, tables(result.rows))),
-        "CALLS": "\n".join(calls).replace("</", "<\\/"),
+        "CALLS": "\n".join(calls),
         "PLOTLY": plotly_script(),
     }
     template = resources.files("einlinear").joinpath("bench.html").read_text(encoding="utf-8")
-    return re.sub("%([A-Z]+)%", lambda match: page[match[1]], template)
+    return fill(template, page)
 
 
 def _section(row: BenchRow, names: Sequence[str]) -> str:

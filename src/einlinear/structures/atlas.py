@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from fractions import Fraction
 from html import escape
 from importlib import resources
 from string import Template
 
-from einlinear.errors import EinlinearError
+from einlinear.pages import plotly_script, script_json
 from einlinear.structures.diagram import draw_structure
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.sampling import sample_structures
@@ -80,7 +79,7 @@ def draw_atlas(rows: list[AtlasRow], width: int) -> str:
     }
     named = [row for row in rows if row.group == "named"]
     calls = "\n".join(
-        f"Plotly.newPlot('{name}', {_script_json(data)}, {_script_json(layout)}, "
+        f"Plotly.newPlot('{name}', {script_json(data)}, {script_json(layout)}, "
         "{responsive: true, displayModeBar: false});"
         for name, (data, layout) in figures.items()
     )
@@ -93,23 +92,6 @@ def draw_atlas(rows: list[AtlasRow], width: int) -> str:
         plotly=plotly_script(),
         calls=calls,
     )
-
-
-def plotly_script() -> str:
-    """The script that draws the figures of a page, to be embedded in it."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise EinlinearError(
-            what="figures need plotly, which is not installed",
-            rule="plots are an extra of the package",
-            fix='pip install "einlinear[plot]"',
-        ) from error
-    return str(get_plotlyjs())
-
-
-def _script_json(value: object) -> str:
-    return json.dumps(value).replace("</", "<\\/")
 
 
 def _points(rows: list[AtlasRow]) -> list[tuple[str, str, list[AtlasRow]]]:
