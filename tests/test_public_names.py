@@ -57,6 +57,7 @@ CONTRACT = [
     "fit_power_law",
     "compute_multiplier",
     "linf_table",
+    "report",
 ]
 
 

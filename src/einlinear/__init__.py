@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from einlinear.studies.observations import Observations as Observations
     from einlinear.studies.prepare import prepare as prepare
     from einlinear.studies.record import RunRecord as RunRecord
+    from einlinear.studies.reports.write import ReportFiles as ReportFiles
+    from einlinear.studies.reports.write import report as report
     from einlinear.studies.sweeps.study import Study as Study
     from einlinear.studies.sweeps.study import load_study as load_study
     from einlinear.studies.sweeps.sweep import SweepResult as SweepResult
@@ -154,6 +156,8 @@ _HOMES = {
     "compute_multiplier": "studies.multiplier",
     "LinfRow": "studies.multiplier",
     "linf_table": "studies.multiplier",
+    "ReportFiles": "studies.reports.write",
+    "report": "studies.reports.write",
     "prepare": "studies.prepare",
     "open_task": "studies.tasks.catalogue",
 }

@@ -25,6 +25,7 @@ except ImportError:  # pragma: no cover - checked by hand in an environment with
 
 from einlinear.cli_bench import bench, doctor
 from einlinear.cli_landscape import landscape
+from einlinear.cli_report import report
 from einlinear.cli_structures import atlas, describe
 from einlinear.cli_sweep import sweep
 from einlinear.cli_train import prepare, sample, train
@@ -38,6 +39,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     train,
     sample,
     sweep,
+    report,
     doctor,
 )
 """In the order of the help text. Each lives in a module cli_*.py; what is slow to load is imported

@@ -140,7 +140,7 @@ class Observations:
         _check_records(records)
         spelling: dict[str, str] = {}
         rows = [
-            (record.id, _spent(record, point, compute), point.loss, *labels)
+            (record.id, spent_at(record, point, compute), point.loss, *labels)
             for record in records
             for labels in [_labels(record, spelling)]
             for point in record.curve
@@ -270,7 +270,8 @@ def _check_records(records: Sequence[Any]) -> None:
         )
 
 
-def _spent(record: RunRecord, point: Point, compute: Compute) -> float:
+def spent_at(record: RunRecord, point: Point, compute: Compute) -> float:
+    """The compute of a run up to one of its points."""
     if compute == "params":
         return float(record.counts.params)
     if compute == "linear_macs":
@@ -282,10 +283,10 @@ def _labels(record: RunRecord, spelling: dict[str, str]) -> tuple[str, int, str,
     """Structure, seed, group, size and width of a run."""
     config = record.config
     group = replace(config, seed=0).id
-    return _structure(config, spelling), config.seed, group, record.counts.params, config.width
+    return structure_label(config, spelling), config.seed, group, record.counts.params, config.width
 
 
-def _structure(config: RunConfig, spelling: dict[str, str]) -> str:
+def structure_label(config: RunConfig, spelling: dict[str, str]) -> str:
     """The structure as it was called first, and what else makes its layers others."""
     name = config.structure
     if name != "dense":

@@ -1,0 +1,1 @@
+"""Reports: records of many runs -> fits -> words, figures, tables -> one page."""

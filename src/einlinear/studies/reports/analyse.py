@@ -1,0 +1,376 @@
+"""What follows from the runs: frontiers, laws, multipliers, and what stands against them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from typing import Any
+
+import numpy as np
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.fit import (
+    Choice,
+    Linf,
+    PowerLaw,
+    check_draws,
+    fit_power_law,
+    frontier,
+)
+from einlinear.studies.multiplier import LinfRow, Multiplier, compute_multiplier, linf_table
+from einlinear.studies.observations import Floats, Observations
+from einlinear.studies.reports.gather import Gathered, ShownRun
+
+MEASURES = ("macs", "linear_macs", "seconds", "params", "units", "compute")
+COMPARED = ("macs", "seconds", "compute")
+"""Measures by which structures are compared, with intervals; the others only have curves."""
+Curve = tuple[str, Floats, Floats]
+
+_LEAST_SIZES = 2  # of which points must be left without the ends of a frontier
+_NEAR_THE_END = 0.9  # runs of a size that spent at least this share of the longest are its ends
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a report is made.
+
+    reference: what others are compared with; dense, or what has the most runs, unless given.
+    linf: of the laws: "shared" by all, "fitted" for each, or a number.
+    task: whose runs are analysed; that with the most runs unless given.
+    level, resamples, seed: of the intervals.
+    """
+
+    reference: str | None = None
+    linf: Linf = "shared"
+    task: str | None = None
+    level: float = 0.9
+    resamples: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_draws(self.level, self.resamples, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class LawRow:
+    """The law of a structure and the points it was fitted to, or why there is none."""
+
+    structure: str
+    law: PowerLaw | None
+    points: Choice
+    note: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Measured:
+    """Everything by one measure of compute.
+
+    front: the frontiers of all structures.
+    multipliers: by structure; `reasons` says why one is missing.
+    """
+
+    measure: str
+    data: Observations
+    front: Observations
+    laws: Mapping[str, LawRow]
+    multipliers: Mapping[str, Multiplier] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How runs of a structure ended.
+
+    sizes: sizes of models on the frontier but the one that went furthest.
+    early: those that ended while they were the best for their compute: nothing had overtaken them.
+    """
+
+    structure: str
+    early: int
+    sizes: int
+
+    @property
+    def are_early(self) -> bool:
+        """Whether that is half of them or more, so that the frontier is mostly ends of runs."""
+        return self.sizes > 0 and 2 * self.early >= self.sizes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Analysis:
+    """All results of a report.
+
+    runs: of the task.
+    structures: the reference first, then by how little compute they need.
+    main: the measure by which structures are compared first; None where no run has a point.
+    """
+
+    gathered: Gathered
+    settings: Settings
+    task: str
+    runs: tuple[ShownRun, ...]
+    structures: tuple[str, ...]
+    reference: str | None
+    measured: Mapping[str, Measured]
+    linf_rows: tuple[LinfRow, ...]
+    ends: tuple[Ends, ...]
+
+    @property
+    def main(self) -> Measured | None:
+        """By multiply-adds, or by the compute of a table."""
+        return self.measured.get("macs") or self.measured.get("compute")
+
+
+def analyse(gathered: Gathered, settings: Settings) -> Analysis:
+    """Everything that the runs of one task say."""
+    task = _choose_task(gathered, settings.task)
+    runs = tuple(run for run in gathered.runs if run.task == task)
+    names = list(dict.fromkeys(run.structure for run in runs))
+    reference = _choose_reference(runs, names, settings.reference)
+    measured = {}
+    for measure in MEASURES:
+        data = observe(runs, measure)
+        if data is not None:
+            measured[measure] = _measure(measure, data, reference, settings)
+    main = measured.get("macs") or measured.get("compute")
+    order = sorted(names, key=lambda name: _rank(name, reference, main))
+    return Analysis(
+        gathered=gathered,
+        settings=settings,
+        task=task,
+        runs=runs,
+        structures=tuple(order),
+        reference=reference,
+        measured=measured,
+        linf_rows=() if main is None else _linf_rows(main, reference),
+        ends=() if main is None else tuple(_ends(main, name) for name in order),
+    )
+
+
+def _rank(name: str, reference: str | None, main: Measured | None) -> tuple[bool, float]:
+    found = None if main is None else main.multipliers.get(name)
+    known = found is not None and not isnan(found.median)
+    return name != reference, -found.median if found is not None and known else 1e9
+
+
+def _choose_task(gathered: Gathered, task: str | None) -> str:
+    tasks = gathered.tasks
+    if task is not None and task not in tasks:
+        raise EinlinearError(
+            what=f"there are no runs of the task {task!r}",
+            rule="a report is about one task that was run",
+            fix=f"give one of {', '.join(tasks)}",
+        )
+    return task if task is not None else (tasks or ("",))[0]
+
+
+def _choose_reference(
+    runs: Sequence[ShownRun], names: Sequence[str], reference: str | None
+) -> str | None:
+    if reference is not None and reference not in names:
+        raise EinlinearError(
+            what=f"the reference is {reference!r}, which was not run",
+            rule="structures are compared with one of them",
+            fix=f"give one of {', '.join(names)}",
+        )
+    if reference is not None or "dense" in names:
+        return reference or "dense"
+    counts = [run.structure for run in runs if run.has_result]
+    return max(names, key=counts.count, default=None)
+
+
+def observe(runs: Sequence[ShownRun], measure: str) -> Observations | None:
+    """All points with a loss of runs that ended by themselves; None if there are none."""
+    rows = [
+        (
+            run.id,
+            point.spent[measure],
+            point.loss,
+            run.structure,
+            run.seed,
+            run.group,
+            run.size or run.group,
+        )
+        for run in runs
+        if run.has_result
+        for point in run.curve
+        if measure in point.spent
+        and point.loss is not None
+        and 0 < point.loss < float("inf")
+        and point.spent[measure] > 0
+    ]
+    if not rows:
+        return None
+    run, spent, loss, structure, seed, group, size = zip(*rows, strict=True)
+    return Observations(
+        run=np.array(run, dtype=object),
+        compute=np.array(spent, dtype=float),
+        loss=np.array(loss, dtype=float),
+        structure=np.array(structure, dtype=object),
+        seed=np.array(seed, dtype=np.int64),
+        group=np.array(group, dtype=object),
+        size=np.array(size, dtype=object),
+    )
+
+
+def _measure(
+    measure: str, data: Observations, reference: str | None, settings: Settings
+) -> Measured:
+    """Laws of all structures that have enough points, multipliers of those that are compared."""
+    is_compared = measure in COMPARED
+    resamples = settings.resamples if is_compared else 0
+    choices: dict[str, Choice] = {}
+    notes: dict[str, str] = {}
+    for name in data.structures:
+        choice, notes[name] = _choose_points(data.of(name), settings.linf)
+        if choice is not None:
+            choices[name] = choice
+    if reference in choices and choices[reference] == "frontier":
+        choices = dict.fromkeys(choices, "frontier")
+    fitter = _Fitter(data, reference if reference in choices else None, settings, resamples)
+    fitter.fit(choices, is_compared)
+    rows = {
+        name: LawRow(
+            name,
+            fitter.laws.get(name),
+            fitter.points.get(name, "inner"),
+            fitter.notes.get(name) or _note(name, fitter, choices, notes),
+        )
+        for name in data.structures
+    }
+    reasons = (
+        {}
+        if not is_compared
+        else {
+            name: rows[name].note or "the reference has no law"
+            for name in data.structures
+            if name != reference and name not in fitter.multipliers
+        }
+    )
+    front = frontier(data)
+    return Measured(measure, data, front, rows, fitter.multipliers, reasons)
+
+
+def _note(
+    name: str, fitter: _Fitter, choices: Mapping[str, Choice], notes: Mapping[str, str]
+) -> str:
+    """What is to be said about the points of a law."""
+    if name in choices and fitter.points.get(name) == "frontier" and not notes[name]:
+        return "the whole frontier counts, as for the reference, which has few sizes"
+    return notes[name]
+
+
+def _choose_points(data: Observations, linf: Linf) -> tuple[Choice | None, str]:
+    """Which points of a structure a law can be fitted to, and what is to be said about it."""
+    alone: Linf = "fitted" if linf == "shared" else linf
+    try:
+        inner = fit_power_law(data, linf=alone, points="inner", resamples=0)
+        if len(set(inner.points.size.tolist())) >= _LEAST_SIZES:
+            return "inner", ""
+    except EinlinearError:
+        pass
+    try:
+        fit_power_law(data, linf=alone, points="frontier", resamples=0)
+    except EinlinearError as error:
+        return None, error.what.split(" has ", 1)[-1] if " has " in error.what else error.what
+    return "frontier", "few sizes: the ends of the frontier count, which makes the law too flat"
+
+
+class _Fitter:
+    """The laws and multipliers of structures, joint where their points are chosen alike."""
+
+    def __init__(
+        self, data: Observations, reference: str | None, settings: Settings, resamples: int
+    ) -> None:
+        self.data, self.reference, self.settings = data, reference, settings
+        self.draws: dict[str, Any] = {
+            "level": settings.level,
+            "resamples": resamples,
+            "seed": settings.seed,
+        }
+        self.laws: dict[str, PowerLaw] = {}
+        self.points: dict[str, Choice] = {}
+        self.multipliers: dict[str, Multiplier] = {}
+        self.notes: dict[str, str] = {}
+
+    def fit(self, choices: Mapping[str, Choice], is_compared: bool) -> None:
+        """Inner points first; then, with the linf that those share, structures without any."""
+        linf = self.settings.linf
+        for points in ("inner", "frontier"):
+            names = [name for name, choice in choices.items() if choice == points]
+            if names:
+                self._fit_alike(names, points, linf, is_compared)
+            if linf == "shared" and self.laws:
+                linf = next(iter(self.laws.values())).linf
+
+    def _fit_alike(
+        self, names: Sequence[str], points: Choice, linf: Linf, is_compared: bool
+    ) -> None:
+        draws = self.draws
+        try:
+            found = fit_power_law(self._of(names), linf=linf, points=points, **draws)
+            self.laws |= {law.structure: law for law in found.laws}
+            self.points |= dict.fromkeys(names, points)
+            here = self.reference
+            if is_compared and here is not None and set(names) - {here}:
+                both = self._of([here, *(name for name in names if name != here)])
+                self.multipliers |= compute_multiplier(
+                    both, here, linf=linf, points=points, **draws
+                )
+        except EinlinearError as error:
+            self.notes |= dict.fromkeys(names, error.what)
+
+    def _of(self, names: Sequence[str]) -> Observations:
+        return self.data.take(np.isin(self.data.structure.astype(str), list(names)))
+
+
+def _linf_rows(main: Measured, reference: str | None) -> tuple[LinfRow, ...]:
+    """The laws at several linf, of structures whose points are chosen as the reference's."""
+    row = None if reference is None else main.laws.get(reference)
+    if row is None or row.law is None:
+        return ()
+    names = [n for n, r in main.laws.items() if r.law is not None and r.points == row.points]
+    data = main.data.take(np.isin(main.data.structure.astype(str), names))
+    try:
+        return linf_table(data, reference=row.structure, points=row.points)
+    except EinlinearError:
+        return ()
+
+
+def _ends(main: Measured, structure: str) -> Ends:
+    """How many sizes of a structure ended before a larger one had overtaken them."""
+    if structure not in main.front.structures:
+        return Ends(structure, 0, 0)
+    data, front = main.data.of(structure), main.front.of(structure)
+    furthest = data.size[int(np.argmax(data.compute))]
+    on_front = set(zip(front.run.tolist(), front.compute.tolist(), strict=True))
+    sizes = {size for size in front.size.tolist() if size != furthest}
+    curves = _curves(data)
+    last: dict[str, float] = {}
+    for size, compute, _ in curves.values():
+        last[size] = max(last.get(size, 0.0), compute[-1])
+    early = set()
+    for run, (size, compute, loss) in curves.items():
+        is_end = size in sizes and compute[-1] >= _NEAR_THE_END * last[size]
+        others = [curve for curve in curves.values() if curve[0] != size]
+        if is_end and (run, compute[-1]) in on_front:
+            if not any(_overtakes(curve, compute[-1], loss[-1]) for curve in others):
+                early.add(size)
+    return Ends(structure, len(early), len(sizes))
+
+
+def _curves(data: Observations) -> dict[str, Curve]:
+    """Of every run its size, and its compute and losses in order."""
+    order = np.argsort(data.compute, kind="stable")
+    places: dict[str, list[int]] = {}
+    for place in order.tolist():
+        places.setdefault(data.run[place], []).append(place)
+    return {run: (data.size[at[0]], data.compute[at], data.loss[at]) for run, at in places.items()}
+
+
+def _overtakes(curve: Curve, compute: float, loss: float) -> bool:
+    """Whether a run is at a loss or below where it has spent this much, between its points."""
+    _, spent, losses = curve
+    if not spent[0] <= compute <= spent[-1]:
+        return False
+    return bool(np.interp(np.log(compute), np.log(spent), np.log(losses)) <= np.log(loss))

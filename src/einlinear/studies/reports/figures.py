@@ -1,0 +1,341 @@
+"""The figures of a report as values, from which the page and the files are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from typing import Literal
+
+import numpy as np
+
+from einlinear.studies.fit import PowerLaw
+from einlinear.studies.law import Bools
+from einlinear.studies.multiplier import Multiplier
+from einlinear.studies.reports.analyse import Analysis, Measured
+from einlinear.studies.reports.gather import ShownRun
+
+Role = Literal[
+    "runs", "open", "frontier", "law", "beyond", "band", "value", "guess", "dot", "place"
+]
+
+BEYOND = 10.0  # how far laws are drawn beyond the data
+REFERENCE_COLOUR = "#6b7785"
+# Told apart by colour-blind readers together with the symbols, and on white as on black.
+COLOURS = ("#2f7fd1", "#c7691a", "#0f9373", "#b4559f", "#8a6fd6", "#8d7a1f", "#cf4a4a", "#3b8ea5")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "x")
+NAMES = {
+    "macs": "multiply-adds",
+    "linear_macs": "multiply-adds in linear layers",
+    "seconds": "seconds",
+    "params": "parameters",
+    "compute": "compute",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a structure is drawn, in every figure; exponents are omega, psi and nu."""
+
+    structure: str
+    colour: str
+    symbol: str
+    exponents: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Something drawn of one structure; `role` says how. Runs bring their own points.
+
+    low, high: ends of an interval around x, of dots.
+    """
+
+    structure: str
+    role: Role
+    x: tuple[float, ...] = ()
+    y: tuple[float, ...] = ()
+    text: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes.
+
+    measure: what the points of runs are drawn against; none if there are none.
+    line_x, line_y: where a line is drawn that divides good from bad.
+    y_range: None for all that there is.
+    """
+
+    name: str
+    x_title: str
+    y_title: str
+    series: tuple[Series, ...]
+    measure: str = ""
+    is_log_x: bool = True
+    is_log_y: bool = True
+    is_reversed: bool = False
+    line_x: float | None = None
+    line_y: float | None = None
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Panels side by side, or one at a time to choose from; `about` says what is seen."""
+
+    name: str
+    title: str
+    about: str
+    panels: tuple[Panel, ...]
+    is_choice: bool = False
+
+
+def make_looks(analysis: Analysis) -> dict[str, Look]:
+    """Colour and symbol of every structure."""
+    exponents = {run.structure: run.exponents for run in analysis.runs}
+    looks = {}
+    number = 0
+    for name in analysis.structures:
+        place = exponents[name]
+        is_reference = name == analysis.reference
+        colour = REFERENCE_COLOUR if is_reference else COLOURS[number % len(COLOURS)]
+        symbol = "circle-open" if is_reference else SYMBOLS[number % len(SYMBOLS)]
+        number += not is_reference
+        values = None if place is None else tuple(map(float, (place.omega, place.psi, place.nu)))
+        looks[name] = Look(name, colour, symbol, values)  # type: ignore[arg-type]
+    return looks
+
+
+def unit_of(analysis: Analysis) -> str:
+    """What runs count: tokens, samples or the like."""
+    units = [run.unit for run in analysis.runs if run.unit != "unit"]
+    return units[0] if units else "unit"
+
+
+def measure_name(analysis: Analysis, measure: str) -> str:
+    """What a measure is called."""
+    return f"{unit_of(analysis)}s" if measure == "units" else NAMES[measure]
+
+
+def make_figures(analysis: Analysis) -> tuple[Figure, ...]:
+    """All figures of which there is something to draw, in the order of the page."""
+    found = [_frontier(analysis), *_multipliers(analysis), _taxonomy(analysis), _curves(analysis)]
+    return tuple(figure for figure in found if any(panel.series for panel in figure.panels))
+
+
+def _title(analysis: Analysis, measure: str) -> str:
+    name = measure_name(analysis, measure)
+    return f"{name} of forward passes" if measure == "macs" else name
+
+
+def _frontier(analysis: Analysis) -> Figure:
+    panels = [
+        Panel(
+            name=measure,
+            x_title=_title(analysis, measure),
+            y_title="validation loss",
+            measure=measure,
+            series=tuple(
+                series
+                for name in analysis.structures
+                if name in found.data.structures
+                for series in _of_structure(analysis, found, name)
+            ),
+        )
+        for measure, found in analysis.measured.items()
+    ]
+    about = (
+        "Faint: every evaluation of every run. Strong: the frontier, points that no other of the "
+        "structure beats with as much or less. Lines: the fitted laws, dashed beyond the "
+        "points they are fitted to; those of the smallest and the largest runs do not count."
+    )
+    return Figure("frontier", "Loss against compute", about, tuple(panels), is_choice=True)
+
+
+def _of_structure(analysis: Analysis, found: Measured, name: str) -> list[Series]:
+    front = found.front.of(name)
+    order = np.argsort(front.compute, kind="stable")
+    runs = {run.id: run for run in analysis.runs}
+    x, y = front.compute[order].tolist(), front.loss[order].tolist()
+    text = tuple(run_label(runs[run]) for run in front.run[order].tolist())
+    series = [Series(name, "runs"), Series(name, "frontier", tuple(x), tuple(y), text)]
+    row = found.laws[name]
+    if row.law is not None and row.law.a > 0:
+        low, high = row.law.compute_range
+        first, last = min(x[0], low), BEYOND * x[-1]
+        series.append(_line(row.law, "law", ((low, high),)))
+        before = ((first, low),) if first < 0.99 * low else ()
+        series.append(_line(row.law, "beyond", (*before, (high, last))))
+    return series
+
+
+def _line(law: PowerLaw, role: Role, parts: tuple[tuple[float, float], ...]) -> Series:
+    """A law between some places, with gaps between the parts."""
+    x = [v for ends in parts for v in (*np.geomspace(*ends, 30).tolist(), nan)][:-1]
+    return Series(law.structure, role, tuple(x), tuple(map(law.loss, x)))
+
+
+def run_label(run: ShownRun) -> str:
+    """A run in one line, for those who point at it."""
+    parts = [f"width {run.width}", f"depth {run.depth}", f"seed {run.seed}"]
+    known = [part for part in parts if not part.endswith("None")]
+    return f"run {run.id}: {run.structure}, {', '.join(known)}"
+
+
+def _multipliers(analysis: Analysis) -> list[Figure]:
+    compared = [found for found in analysis.measured.values() if found.multipliers]
+    curves = tuple(_curve_panel(analysis, found) for found in compared)
+    dots = tuple(_dot_panel(analysis, found) for found in compared)
+    reference = analysis.reference
+    return [
+        Figure(
+            "multipliers",
+            f"Multipliers against {reference}",
+            f"How many times as much {reference} needs for the same loss: medians over the points "
+            "of a frontier, with their intervals. Right of 1 is better.",
+            dots,
+        ),
+        Figure(
+            "multiplier-curves",
+            "Multipliers by loss",
+            "The same by both laws at each loss, which falls to the right, with intervals at each. "
+            "Dashed: at losses that one of the two frontiers has not reached.",
+            curves,
+        ),
+    ]
+
+
+def _curve_panel(analysis: Analysis, found: Measured) -> Panel:
+    series: list[Series] = []
+    for name in analysis.structures:
+        if name in found.multipliers:
+            series += _multiplier_curve(found.multipliers[name])
+    inside = [v for s in series if s.role != "band" for v in s.y]
+    inside += [v for m in found.multipliers.values() for v in _inner_ends(m)]
+    return Panel(
+        name=found.measure,
+        x_title="validation loss",
+        y_title=f"multiplier by {measure_name(analysis, found.measure)}",
+        series=tuple(series),
+        is_reversed=True,
+        line_y=1.0,
+        y_range=_range(inside),
+    )
+
+
+def _inner_ends(found: Multiplier) -> list[float]:
+    """The interval where it is not extrapolated."""
+    inside = ~found.is_extrapolated
+    return [*found.low[inside].tolist(), *found.high[inside].tolist()]
+
+
+def _range(values: Sequence[float], most: float = 100.0) -> tuple[float, float]:
+    """What a logarithmic axis shows: all values, but those beyond `most`, and 1."""
+    known = [v for v in values if isfinite(v) and 1 / most <= v <= most]
+    low, high = min([*known, 0.8]), max([*known, 1.25])
+    room = (high / low) ** 0.06
+    return low / room, high * room
+
+
+def _multiplier_curve(found: Multiplier) -> list[Series]:
+    name = found.structure
+    has_band = np.isfinite(found.low) & np.isfinite(found.high) & (found.low > 0)
+    losses = found.losses[has_band]
+    x = (*losses.tolist(), *losses[::-1].tolist())
+    y = (*found.high[has_band].tolist(), *found.low[has_band][::-1].tolist())
+    series = [Series(name, "band", x, y)] if len(x) else []
+    known = np.isfinite(found.values) & (found.values > 0)
+    for role, here in (("value", ~found.is_extrapolated), ("guess", _widened(found))):
+        values = np.where(known & here, found.values, np.nan)
+        if np.isfinite(values).any():
+            series.append(Series(name, role, tuple(found.losses.tolist()), tuple(values.tolist())))  # type: ignore[arg-type]
+    return series
+
+
+def _widened(found: Multiplier) -> Bools:
+    """Where the curve is extrapolated, and the places beside, so that the parts meet."""
+    here = found.is_extrapolated
+    return np.asarray(here | np.append(here[1:], False) | np.append(False, here[:-1]))
+
+
+def _dot_panel(analysis: Analysis, found: Measured) -> Panel:
+    names = [name for name in analysis.structures if name in found.multipliers]
+    series = []
+    for place, name in enumerate(names):
+        one = found.multipliers[name]
+        if isfinite(one.median):
+            low, high = (
+                end if isfinite(end) and end > 0 else one.median for end in one.median_interval
+            )
+            y = (float(len(names) - place),)
+            series.append(Series(name, "dot", (one.median,), y, (name,), (low,), (high,)))
+    ends = [v for s in series for v in (*s.low, *s.high)]
+    return Panel(
+        name=found.measure,
+        x_title=f"multiplier by {measure_name(analysis, found.measure)}",
+        y_title="",
+        series=tuple(series),
+        is_log_y=False,
+        line_x=1.0,
+        x_range=_range(ends),
+        y_range=(0.4, len(names) + 0.6),
+    )
+
+
+def _taxonomy(analysis: Analysis) -> Figure:
+    places = {run.structure: run.exponents for run in analysis.runs}
+    panels = []
+    for axis, title in (("psi", "psi: rank"), ("omega", "omega: parameter sharing")):
+        seen: dict[tuple[float, float], int] = {}
+        series = []
+        for name in analysis.structures:
+            found = places[name]
+            if found is not None:
+                x, y = float(getattr(found, axis)), float(found.nu)
+                before = seen.get((x, y), 0)
+                seen[x, y] = before + 1
+                series.append(Series(name, "place", (x,), (y,), (name,), (float(before),)))
+        panels.append(
+            Panel(
+                name=axis,
+                x_title=title,
+                y_title="nu: compute",
+                series=tuple(series),
+                is_log_x=False,
+                is_log_y=False,
+                line_x=1.0 if axis == "psi" else 0.0,
+                x_range=(-0.05, 1.05),
+                y_range=(-0.05, 1.1),
+            )
+        )
+    about = (
+        "A layer of width d costs d^(1 + nu), uses each parameter d^omega times and reaches rank "
+        "d^psi. The lines are full rank and no sharing. Experts are placed as their structure."
+    )
+    return Figure("taxonomy", "Where the structures stand", about, tuple(panels))
+
+
+def _curves(analysis: Analysis) -> Figure:
+    has_points = {run.structure for run in analysis.runs if run.curve}
+    series = tuple(
+        Series(name, role)
+        for name in analysis.structures
+        if name in has_points
+        for role in ("runs", "open")
+    )
+    panels = [
+        Panel(
+            name=measure,
+            x_title=_title(analysis, measure),
+            y_title="validation loss",
+            measure=measure,
+            series=series,
+        )
+        for measure in ("macs", "units", "seconds", "compute")
+        if any(measure in point.spent for run in analysis.runs for point in run.curve[:1])
+    ]
+    about = "Every run, from its first evaluation to its last. Dotted: runs without a result yet."
+    return Figure("curves", "Loss curves", about, tuple(panels), is_choice=True)

@@ -1,0 +1,397 @@
+"""What a folder of runs holds, as values: the one place where a record becomes what is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import time
+from typing import Any, Literal, get_args
+
+from einlinear.errors import EinlinearError
+from einlinear.structures.taxonomy import Taxonomy, taxonomy
+from einlinear.structures.text import parse
+from einlinear.studies.config import RunConfig
+from einlinear.studies.config_file import read_config
+from einlinear.studies.directory import RunDirectory, read_metrics, read_record
+from einlinear.studies.observations import Compute, Observations, spent_at, structure_label
+from einlinear.studies.record import LayerRouting, Point, RunRecord
+from einlinear.studies.sweeps.claims import Watch, claim_on, claimed
+from einlinear.studies.tables import read_observations
+
+State = Literal["finished", "diverged", "failed", "running", "stopped"]
+Kind = Literal["sweep", "runs", "run", "table"]
+
+LIVE_SECONDS = 60.0  # a claim that is older belongs to a process that is gone
+_LOG_BYTES = 4000
+_READ = ("config.json", "record.json", "metrics.jsonl", "failures.jsonl")
+# What a label has beside the structure, see `structure_label`.
+_ADDED = r"( (ffn-)?moe \d+/\d+)?( head-aligned)?( with head)?( without norm)?$"
+_BROKEN = (EinlinearError, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPoint:
+    """One evaluation: step, loss, what was spent by the name of the measure, loads of experts."""
+
+    step: int | None
+    loss: float | None
+    spent: Mapping[str, float]
+    routing: tuple[LayerRouting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRun:
+    """One run as every figure, table and sentence has it; None is what is not known.
+
+    structure: with the experts, as observations label it.
+    exponents: the taxonomy of the structure without its experts.
+    group: equal for runs that differ in their seed only.
+    size: equal for runs of one size of model; None is the group.
+    macs: multiply-adds of a forward pass, per unit.
+    message: of a run that failed, the last line it wrote; log is more of that.
+    written: when its last file was written, in seconds since 1970.
+    """
+
+    id: str
+    structure: str
+    exponents: Taxonomy | None
+    state: State
+    curve: tuple[ShownPoint, ...]
+    group: str
+    size: str | None = None
+    seed: int = 0
+    task: str = ""
+    width: int | None = None
+    depth: int | None = None
+    experts: str = ""
+    unit: str = "unit"
+    params: int | None = None
+    macs: int | None = None
+    steps: int | None = None
+    steps_done: int | None = None
+    seconds: float | None = None
+    units_per_second: float | None = None
+    peak_bytes: int | None = None
+    seconds_left: float | None = None
+    message: str = ""
+    log: str = ""
+    written: float | None = None
+    config: RunConfig | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    record: RunRecord | None = None
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it ended by itself, so that its points count in fits."""
+        return self.state in ("finished", "diverged")
+
+    @property
+    def loss(self) -> float | None:
+        """The last loss of a run that has finished."""
+        return self.curve[-1].loss if self.state == "finished" and self.curve else None
+
+    @property
+    def best_loss(self) -> float | None:
+        """The lowest loss of the curve; None if there is none."""
+        return min((p.loss for p in self.curve if p.loss is not None), default=None)
+
+    def spent(self, measure: str) -> float:
+        """What was spent up to the last point; 0 if that is not known."""
+        return self.curve[-1].spent.get(measure, 0.0) if self.curve else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShownStudy:
+    """A study that was run: its name, the name of its file, the text of it."""
+
+    name: str
+    file: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What was found: runs, studies, and files that could not be read, each with the reason."""
+
+    source: Path
+    kind: Kind
+    title: str
+    runs: tuple[ShownRun, ...]
+    studies: tuple[ShownStudy, ...] = ()
+    problems: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """All tasks, that with the most runs first."""
+        names = [run.task for run in self.runs]
+        return tuple(sorted(dict.fromkeys(names), key=lambda name: -names.count(name)))
+
+
+def gather(source: str | Path) -> Gathered:
+    """The runs of a sweep's directory, of a folder of runs, of one run, or of a table."""
+    source = Path(source)
+    if source.is_file():
+        runs = _runs_of_table(read_observations(source))
+        return Gathered(source, "table", source.stem, runs)
+    kind, folders = _run_folders(source)
+    problems: list[tuple[str, str]] = []
+    spelling: dict[str, str] = {}
+    runs = tuple(run for folder in folders for run in _read_run(folder, spelling, problems))
+    if not runs and not problems:
+        raise EinlinearError(
+            what=f"there are no runs in {source}",
+            rule="a report is made of a sweep's directory, a folder of runs, one run, or a table",
+            fix="name the --out of einlinear sweep or einlinear train, or a .csv or .jsonl file",
+        )
+    studies = tuple(_read_studies(source / "studies", problems)) if kind == "sweep" else ()
+    names = list(dict.fromkeys(study.name for study in studies if study.name))
+    title = ", ".join(names) or source.resolve().name
+    return Gathered(source, kind, title, runs, studies, tuple(problems))
+
+
+def fingerprint(source: Path) -> tuple[tuple[str, int, int], ...]:
+    """What changes whenever a report would: names, sizes and times of the files that it reads."""
+    if source.is_file():
+        files = [source]
+    else:
+        files = [folder / name for folder in _run_folders(source)[1] for name in _READ]
+        files += sorted((source / "studies").glob("*.toml"))
+    found = []
+    for file in files:
+        try:
+            facts = file.stat()
+            found.append((str(file), facts.st_size, facts.st_mtime_ns))
+        except OSError:  # there is none
+            pass
+    return tuple(found)
+
+
+def under_way(source: Path) -> tuple[int, float | None]:
+    """How many runs a process works on now, and how many seconds the longest needs."""
+    if not source.is_dir():
+        return 0, None
+    folders = [f for f in _run_folders(source)[1] if not (f / "record.json").exists()]
+    live = [folder for folder in folders if _is_live(folder)]
+    left = [_number(claimed(folder).get("seconds_left")) for folder in live]
+    return len(live), max((seconds for seconds in left if seconds is not None), default=None)
+
+
+def _run_folders(source: Path) -> tuple[Kind, list[Path]]:
+    if not source.is_dir():
+        raise EinlinearError(
+            what=f"there is no {source}",
+            rule="a report is made of a directory of runs, or of a table",
+            fix="name the --out of einlinear sweep or einlinear train, or a .csv or .jsonl file",
+        )
+    if _is_run(source):
+        return "run", [source]
+    is_sweep = (source / "runs").is_dir()
+    inside = sorted((source / "runs" if is_sweep else source).iterdir())
+    return "sweep" if is_sweep else "runs", [path for path in inside if _is_run(path)]
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("config.json", "record.json"))
+
+
+def _read_studies(folder: Path, problems: list[tuple[str, str]]) -> Iterable[ShownStudy]:
+    for path in sorted(folder.glob("*.toml")):
+        try:
+            values = read_config(path)
+            yield ShownStudy(
+                str(values.get("name") or ""), path.name, path.read_text(encoding="utf-8")
+            )
+        except _BROKEN as error:
+            problems.append((str(path), _reason(error)))
+
+
+def _reason(error: Exception) -> str:
+    return error.what if isinstance(error, EinlinearError) else repr(error)
+
+
+def _read_run(
+    folder: Path, spelling: dict[str, str], problems: list[tuple[str, str]]
+) -> list[ShownRun]:
+    """The run of a folder; nothing, and a problem, if not even its config can be read.
+
+    `spelling` has what each structure was called first, as all are called then.
+    """
+    path = folder / "record.json"
+    if path.exists():
+        try:
+            return [_of_record(read_record(path), path.stat().st_mtime, spelling)]
+        except _BROKEN as error:
+            problems.append((str(path), _reason(error)))
+    try:
+        config = RunDirectory(folder).read_config()
+        if config is None:
+            return []
+        return [_without_record(folder, _of_config(config, spelling), problems)]
+    except _BROKEN as error:
+        problems.append((str(folder / "config.json"), _reason(error)))
+        return []
+
+
+def _of_record(record: RunRecord, written: float, spelling: dict[str, str]) -> ShownRun:
+    return ShownRun(
+        **_of_config(record.config, spelling),
+        size=str(record.counts.params),
+        state=record.status,
+        curve=tuple(_point(point, record) for point in record.curve),
+        unit=str(record.unit),
+        params=record.counts.params,
+        macs=record.counts.macs,
+        steps_done=record.steps_done,
+        seconds=record.seconds,
+        units_per_second=record.units_per_second,
+        peak_bytes=record.peak_bytes,
+        written=written,
+        environment=dict(record.environment),
+        record=record,
+    )
+
+
+def _of_config(config: RunConfig, spelling: dict[str, str]) -> dict[str, Any]:
+    kind = "ffn " if config.experts == "ffn" else ""
+    has_experts = bool(config.num_experts)
+    return {
+        "id": config.id,
+        "structure": structure_label(config, spelling),
+        "exponents": taxonomy(parse(config.structure)),
+        "group": replace(config, seed=0).id,
+        "seed": config.seed,
+        "task": config.task,
+        "width": config.width,
+        "depth": config.depth,
+        "experts": f"{kind}{config.num_active} of {config.num_experts}" if has_experts else "",
+        "steps": config.steps,
+        "config": config,
+    }
+
+
+def _point(point: Point, record: RunRecord | None) -> ShownPoint:
+    """A point; without a record what hangs on its counts is not known."""
+    if record is None:
+        spent = {name: float(getattr(point, name)) for name in ("macs", "seconds", "units")}
+    else:
+        spent = {name: spent_at(record, point, name) for name in get_args(Compute)}
+    loss = None if point.loss is None else float(point.loss)
+    return ShownPoint(point.step, loss, spent, point.routing)
+
+
+def _without_record(
+    folder: Path, known: dict[str, Any], problems: list[tuple[str, str]]
+) -> ShownRun:
+    """A run that is under way, was stopped, or has failed."""
+    points: list[ShownPoint] = []
+    path = folder / "metrics.jsonl"
+    try:
+        for line in read_metrics(folder) if path.exists() else ():
+            if line.pop("kind") == "point":
+                points.append(_point(Point.from_dict(line), None))
+    except _BROKEN as error:
+        problems.append((str(path), _reason(error)))
+    claim, failure = claimed(folder), _last_failure(folder)
+    state: State = "running"
+    if not _is_live(folder):
+        is_claimed = claim_on(folder) is not None
+        state = "failed" if failure is not None else "stopped" if is_claimed else "running"
+    log = _tail(folder / "log.txt") or (failure or "")
+    last = points[-1].spent if points else {}
+    seconds, units = last.get("seconds"), last.get("units")
+    return ShownRun(
+        **known,
+        state=state,
+        curve=tuple(points),
+        macs=round(last["macs"] / units) if units else None,
+        steps_done=points[-1].step if points else 0,
+        seconds=seconds,
+        units_per_second=units / seconds if units and seconds else None,
+        seconds_left=_number(claim.get("seconds_left")) if state == "running" else None,
+        message=(log.strip().splitlines() or [""])[-1] if state == "failed" else "",
+        log=log if state == "failed" else "",
+        written=path.stat().st_mtime if path.exists() else None,
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _is_live(folder: Path) -> bool:
+    """Whether a process works on the run, as far as one look can tell."""
+    try:
+        written = max(path.stat().st_mtime for path in folder.glob("claim-*"))
+    except (OSError, ValueError):  # there is none, or it is being rewritten at this moment
+        written = 0.0
+    return Watch().is_taken(folder) and time() - written < LIVE_SECONDS
+
+
+def _last_failure(folder: Path) -> str | None:
+    """The error of the last attempt that failed; None if none did."""
+    try:
+        lines = (folder / "failures.jsonl").read_text(encoding="utf-8").splitlines()
+        return str(json.loads(lines[-1]).get("error", "")) if lines else None
+    except FileNotFoundError:
+        return None
+    except _BROKEN:
+        return "an attempt failed; failures.jsonl cannot be read"
+
+
+def _tail(path: Path) -> str:
+    """The end of a text file; nothing if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _runs_of_table(table: Observations) -> tuple[ShownRun, ...]:
+    """The runs of observations, whose one measure is compute."""
+    order: dict[str, list[int]] = {}
+    for place, name in enumerate(table.run.tolist()):
+        order.setdefault(str(name), []).append(place)
+    runs = []
+    for name, places in order.items():
+        places = sorted(places, key=lambda place: float(table.compute[place]))
+        first = places[0]
+        steps = [_whole(table, "step", place) for place in places]
+        runs.append(
+            ShownRun(
+                id=name,
+                structure=str(table.structure[first]),
+                exponents=_exponents(str(table.structure[first])),
+                state="finished",
+                curve=tuple(
+                    ShownPoint(step, float(table.loss[k]), {"compute": float(table.compute[k])})
+                    for step, k in zip(steps, places, strict=True)
+                ),
+                group=str(table.group[first]),
+                size=str(table.size[first]),
+                seed=int(table.seed[first]),
+                width=_whole(table, "width", first),
+                depth=_whole(table, "depth", first),
+                steps_done=steps[-1],
+            )
+        )
+    return tuple(runs)
+
+
+def _whole(table: Observations, name: str, place: int) -> int | None:
+    try:
+        return int(table.more[name][place])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _exponents(label: str) -> Taxonomy | None:
+    """The taxonomy of a label of a table, if it is a structure with or without experts."""
+    try:
+        return taxonomy(parse(re.sub(_ADDED, "", label)))
+    except EinlinearError:
+        return None

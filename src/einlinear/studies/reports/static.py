@@ -1,0 +1,224 @@
+"""The figures of a report drawn by matplotlib: files for papers, and pages without scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from math import ceil, log10
+from pathlib import Path
+from typing import Any
+
+from einlinear.models.check_plot import FAINT, INK, check_matplotlib, save_figure
+from einlinear.studies.reports.analyse import Analysis
+from einlinear.studies.reports.figures import Figure, Look, Panel, Series
+
+_MARKERS = {
+    "circle": "o",
+    "square": "s",
+    "diamond": "D",
+    "triangle-up": "^",
+    "cross": "P",
+    "triangle-down": "v",
+    "star": "*",
+    "x": "X",
+    "circle-open": "o",
+}
+_MOST_POINTS = 6000  # beyond so many, those of runs are pixels and not shapes
+_IN_A_ROW = 5  # structures in a row of the legend
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure to be written: its name, what is in it, and a text for those who cannot see it."""
+
+    name: str
+    panels: tuple[Panel, ...]
+    words: str
+
+
+def pictures(figures: tuple[Figure, ...]) -> Iterator[Picture]:
+    """What is drawn: panels to choose from one by one, others side by side."""
+    for figure in figures:
+        if figure.is_choice:
+            for panel in figure.panels if figure.name == "frontier" else figure.panels[:1]:
+                words = f"{figure.title}: {panel.y_title} against {panel.x_title}. {figure.about}"
+                yield Picture(f"{figure.name}-{panel.name}", (panel,), words)
+        else:
+            yield Picture(figure.name, figure.panels, f"{figure.title}. {figure.about}")
+
+
+def run_lines(
+    analysis: Analysis, structure: str, measure: str, is_open: bool
+) -> list[tuple[list[float], list[float]]]:
+    """Compute and losses of each run of a structure that has, or has not, come to its end."""
+    lines = []
+    for run in analysis.runs:
+        if run.structure == structure and run.has_result != is_open:
+            points = [
+                (point.spent[measure], point.loss)
+                for point in run.curve
+                if point.spent.get(measure, 0) > 0 and point.loss is not None and point.loss > 0
+            ]
+            lines.append(([x for x, _ in points], [y for _, y in points]))
+    return lines
+
+
+def draw_picture(
+    picture: Picture, analysis: Analysis, looks: Mapping[str, Look], folder: Path
+) -> list[Path]:
+    """Write a picture as SVG and as PNG."""
+    check_matplotlib()
+    from matplotlib.figure import Figure as Canvas
+
+    names = {series.structure: None for panel in picture.panels for series in panel.series}
+    shown = [looks[name] for name in names]
+    wide = len(picture.panels)
+    rows = ceil(len(shown) / _IN_A_ROW)
+    width, height = (7.2 if wide == 1 else 4.6 * wide), 4.0 + 0.22 * rows
+    canvas = Canvas(figsize=(width, height))
+    # By hand: finding a layout takes matplotlib longer than drawing.
+    canvas.subplots_adjust(
+        left=0.68 / width,
+        right=1 - 0.15 / width,
+        bottom=0.5 / height,
+        top=1 - (0.25 + 0.22 * rows) / height,
+        wspace=0.24,
+    )
+    grid = canvas.subplots(1, wide, squeeze=False)[0]
+    for axes, panel in zip(grid, picture.panels, strict=True):
+        _draw_panel(axes, panel, analysis, looks)
+    handles = [_handle(look) for look in shown]
+    canvas.legend(
+        handles=handles,
+        loc="upper left",
+        ncols=_IN_A_ROW,
+        frameon=False,
+        fontsize=8,
+        labelcolor=INK,
+    )
+    return [save_figure(canvas, folder / f"{picture.name}{ending}") for ending in (".svg", ".png")]
+
+
+def _handle(look: Look) -> Any:
+    from matplotlib.lines import Line2D
+
+    style = _marker(look, 5)
+    return Line2D([], [], color=look.colour, linewidth=1.6, label=_plain(look.structure), **style)
+
+
+def _plain(text: str) -> str:
+    """A text that matplotlib does not take for a formula; underscores first hide a label."""
+    return " " * text.startswith("_") + text.replace("$", r"\$")
+
+
+def _marker(look: Look, size: float) -> dict[str, Any]:
+    face = "none" if look.symbol.endswith("open") else look.colour
+    return {"marker": _MARKERS[look.symbol], "markersize": size, "markerfacecolor": face}
+
+
+def _draw_panel(axes: Any, panel: Panel, analysis: Analysis, looks: Mapping[str, Look]) -> None:
+    for is_log, axis in ((panel.is_log_x, axes.set_xscale), (panel.is_log_y, axes.set_yscale)):
+        if is_log:
+            axis("log")
+    line = {"color": INK, "linewidth": 0.8, "linestyle": (0, (1, 2))}
+    if panel.line_x is not None:
+        axes.axvline(panel.line_x, **line)
+    if panel.line_y is not None:
+        axes.axhline(panel.line_y, **line)
+    for series in panel.series:
+        if series.role in ("runs", "open"):
+            _draw_runs(axes, series, panel.measure, analysis, looks[series.structure])
+        else:
+            _draw_series(axes, series, looks[series.structure])
+    if panel.x_range:
+        axes.set_xlim(*panel.x_range)
+    if panel.y_range:
+        axes.set_ylim(*panel.y_range)
+    if panel.is_reversed:
+        axes.invert_xaxis()
+    _finish(axes, panel)
+
+
+def _finish(axes: Any, panel: Panel) -> None:
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    axes.set_xlabel(panel.x_title, fontsize=9, color=INK)
+    axes.set_ylabel(panel.y_title, fontsize=9, color=INK)
+    axes.tick_params(which="both", labelsize=8, colors=INK, length=2)
+    axes.grid(color=FAINT, linewidth=0.5)
+    axes.set_axisbelow(True)
+    number = FuncFormatter(lambda value, _: f"{value:g}")
+    if panel.is_log_x:
+        axes.xaxis.set_major_formatter(FuncFormatter(_power_of_ten))
+        if panel.measure:  # many decades; small ticks take long to draw
+            axes.xaxis.set_minor_locator(NullLocator())
+    if panel.is_log_y:  # losses and multipliers are not powers of ten
+        axes.yaxis.set_major_formatter(number)
+        axes.yaxis.set_minor_formatter(number)
+    if panel.is_reversed or panel.line_x == 1.0:
+        axes.xaxis.set_major_formatter(number)
+        axes.xaxis.set_minor_formatter(number)
+    if any(series.role == "dot" for series in panel.series):
+        dots = [series for series in panel.series if series.role == "dot"]
+        axes.set_yticks([s.y[0] for s in dots], [_plain(s.text[0]) for s in dots])
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+
+
+def _power_of_ten(value: float, _: object) -> str:
+    """Plain text, which is far quicker than a formula."""
+    digits = str.maketrans(
+        "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+    )
+    return f"10{str(round(log10(value))).translate(digits)}" if value > 0 else ""
+
+
+def _draw_runs(axes: Any, series: Series, measure: str, analysis: Analysis, look: Look) -> None:
+    lines = run_lines(analysis, series.structure, measure, series.role == "open")
+    x = [value for xs, _ in lines for value in (*xs, float("nan"))]
+    y = [value for _, ys in lines for value in (*ys, float("nan"))]
+    style = "dotted" if series.role == "open" else "solid"
+    drawn = axes.plot(x, y, color=look.colour, alpha=0.3, linewidth=0.7, linestyle=style)
+    drawn[0].set_rasterized(sum(len(run.curve) for run in analysis.runs) > _MOST_POINTS)
+
+
+def _draw_series(axes: Any, series: Series, look: Look) -> None:
+    colour = look.colour
+    if series.role == "frontier":
+        axes.plot(series.x, series.y, linestyle="none", color=colour, **_marker(look, 3.4))
+    elif series.role in ("law", "value"):
+        axes.plot(series.x, series.y, color=colour, linewidth=1.6)
+    elif series.role in ("beyond", "guess"):
+        axes.plot(series.x, series.y, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
+    elif series.role == "band":
+        axes.fill(series.x, series.y, color=colour, alpha=0.12, linewidth=0)
+    elif series.role == "dot":
+        (x,), (y,), (low,), (high,) = series.x, series.y, series.low, series.high
+        axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
+        axes.plot([x], [y], color=colour, **_marker(look, 8))
+    elif series.role == "place":
+        place, before = (series.x[0], series.y[0]), series.low[0]
+        axes.plot(*place, color=colour, **_marker(look, 11 - 3 * min(2, before)))
+        side = "right" if place[0] > 0.5 else "left"
+        offset = (-9 if side == "right" else 9, -3 - 11 * before)
+        name = _plain(series.text[0])
+        style = {"fontsize": 8, "color": INK, "ha": side, "annotation_clip": False}
+        axes.annotate(name, place, offset, textcoords="offset points", **style)
+
+
+def inline_svg(path: Path, name: str, words: str) -> str:
+    """A picture to stand in a page: in the colours of its text, with names of its own."""
+    text = path.read_text(encoding="utf-8")
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(url\(|href=")#', rf"\1#{name}-", text)
+    text = re.sub(r"fill: #ffffff", "fill: none", text, flags=re.IGNORECASE)
+    text = text.replace(INK, "currentColor").replace(FAINT, "var(--line)")
+    head, body = text.split(">", 1)
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
+    return f'{head} role="img" aria-label="{escape(words)}">{body}'
