@@ -1,0 +1,249 @@
+"""A report that is served while runs go on: real requests, a real process, a real browser."""
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from threading import Thread
+from time import monotonic, sleep
+
+import pytest
+
+from browser import CHROMIUM, browser
+from einlinear.cli import main
+from einlinear.studies.reports import live as live_module
+from einlinear.studies.reports.analyse import Settings
+from einlinear.studies.reports.live import Live, make_server, port_of
+from report_records import (
+    DENSE,
+    KINDS,
+    make_record,
+    write_claim,
+    write_record,
+    write_runs,
+    write_unfinished,
+)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Pictures take long, and no test here looks at them."""
+    monkeypatch.setattr("einlinear.studies.reports.write.pictures", lambda _: [])
+    monkeypatch.setattr("einlinear.studies.reports.page._figure", _figure_without_picture)
+    monkeypatch.setattr("einlinear.studies.reports.write.draw_routing", None)
+
+
+def _figure_without_picture(figure, *_):
+    live = "".join('<div class="live"></div>' for _ in figure.panels[: 1 + (not figure.is_choice)])
+    return f'<figure data-figure="{figure.name}"><div class="panels">{live}</div></figure>'
+
+
+def make_live(path):
+    return Live(path, path / "report", Settings(resamples=0))
+
+
+@contextmanager
+def served(live):
+    server = make_server(live, 0)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield port_of(server)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ask(port, path="/", method="GET", host=None):
+    """The status, type and text of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.putrequest(method, path, skip_host=True)
+        connection.putheader("Host", host or f"127.0.0.1:{port}")
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get("Content-Type"), answer.read()
+    finally:
+        connection.close()
+
+
+def test_only_what_changed_is_built(tmp_path, drawn):
+    (record,) = write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
+    live = make_live(tmp_path)
+    assert live.refresh()
+    assert not live.refresh()
+    assert live.version == 1
+    write_record(tmp_path / "runs" / "b", make_record(KINDS[1], 64, 0, points=4))
+    assert live.refresh()
+    assert live.version == 2
+    assert record.id in live.page().decode()
+    claim = write_unfinished(tmp_path)
+    assert live.refresh(), "points of a run under way are new, too"
+    write_claim(claim)
+    assert not live.refresh(), "a heartbeat is no news"
+    assert live.status() == {"version": 3, "error": "", "running": 1, "left": "20.6 min"}
+
+
+def test_answers(tmp_path, drawn):
+    write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
+    live = make_live(tmp_path)
+    with served(live) as port:
+        status, _, text = ask(port)
+        assert status == 200
+        assert b"being made" in text
+        live.refresh()
+        status, kind, text = ask(port)
+        assert (status, kind) == (200, "text/html; charset=utf-8")
+        assert b'<html lang="en" data-live="1">' in text
+        assert b"data-live=" not in (tmp_path / "report" / "index.html").read_bytes()[:300]
+        status, kind, text = ask(port, "/version")
+        assert kind == "application/json"
+        assert json.loads(text)["version"] == 1
+        status, kind, text = ask(port, "/tables/runs.csv")
+        assert (status, kind) == (200, "text/csv; charset=utf-8")
+        assert text.startswith(b"run,status")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret.csv",
+        "/tables/../../secret.csv",
+        "/%2e%2e/secret.csv",
+        "/tables/..%2f..%2fsecret.csv",
+        "//etc/passwd",
+        "/link.csv",
+        "/tables",
+        "/tables/",
+        "/nothing.csv",
+        "/%00.csv",
+        "/record.json",
+    ],
+)
+def test_nothing_outside_is_served(tmp_path, drawn, path):
+    write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
+    (tmp_path / "secret.csv").write_text("secret")
+    live = make_live(tmp_path)
+    live.refresh()
+    (tmp_path / "report" / "record.json").write_text("secret")
+    (tmp_path / "report" / "link.csv").symlink_to(tmp_path / "secret.csv")
+    with served(live) as port:
+        status, _, text = ask(port, path)
+        assert status == 404
+        assert b"secret" not in text.replace(path.encode(), b"")
+
+
+def test_others_are_refused(tmp_path, drawn):
+    write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
+    live = make_live(tmp_path)
+    live.refresh()
+    with served(live) as port:
+        assert ask(port, host=f"localhost:{port}")[0] == 200
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"[::1]:{port}"):
+            assert ask(port, host=host)[0] == 403
+        for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+            assert ask(port, method=method)[0] in (405, 501)
+
+
+def test_an_error_keeps_the_last_good_page(tmp_path, drawn, monkeypatch):
+    write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
+    live = make_live(tmp_path)
+    live.refresh()
+    good = live.page()
+
+    def fail(*_):
+        raise RuntimeError("no ink")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(live_module, "write_report", fail)
+        write_record(tmp_path / "runs" / "b", make_record(DENSE, 128, 0, points=4))
+        live.refresh()
+    assert "no ink" in live.status()["error"]
+    assert live.page() == good
+    write_record(tmp_path / "runs" / "c", make_record(DENSE, 256, 0, points=4))
+    live.refresh()
+    assert (live.status()["error"], live.version) == ("", 2)
+
+
+def test_a_folder_without_runs_waits(tmp_path, drawn):
+    live = make_live(tmp_path)
+    live.refresh()
+    assert b"there are no runs in" in live.page()
+    write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
+    live.refresh()
+    assert live.version == 1
+
+
+def test_bad_input(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path / "nowhere"), "--watch"])
+    assert "there is no" in capsys.readouterr().err
+    live = make_live(tmp_path)
+    with served(live) as port, pytest.raises(SystemExit):
+        main(["report", str(tmp_path), "--watch", "--port", str(port)])
+    assert f"cannot serve on port {port}" in capsys.readouterr().err
+
+
+def test_the_command_ends_by_the_keyboard(tmp_path):
+    write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
+    command = [sys.executable, "-m", "einlinear", "report", str(tmp_path), "--watch"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        line = process.stdout.readline()
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", line)[1])
+        end = monotonic() + 60
+        while json.loads(ask(port, "/version")[2])["version"] < 1 and monotonic() < end:
+            sleep(0.1)
+        assert b'data-live="1"' in ask(port)[2]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+def test_the_browser_follows(tmp_path, drawn):
+    """New points come by themselves; toggles, colours, the filter and the place stay."""
+    write_runs(tmp_path, (DENSE, KINDS[3]), (32, 64), 1, points=6)
+    write_claim(write_unfinished(tmp_path))
+    live = make_live(tmp_path)
+    live.refresh()
+
+    def until(page, expression):
+        end = monotonic() + 30
+        while monotonic() < end:
+            try:
+                if page.run(expression):
+                    return
+            except RuntimeError:  # the page is being loaded at this moment
+                pass
+            sleep(0.2)
+        pytest.fail(expression)
+
+    with served(live) as port, browser() as page:
+        page.open(f"http://127.0.0.1:{port}/", height=500)
+        badge = "document.getElementById('live').textContent"
+        until(page, f"{badge}.includes('1 running') && {badge}.includes('left')")
+        page.click(".chip:nth-child(2)")
+        page.click('#colour [data-by="2"]')
+        page.run("document.getElementById('filter').value = 'dense'; report.showAll()")
+        place = "document.querySelector('[aria-labelledby=h2]').getBoundingClientRect().top"
+        page.run(f"scrollBy({{top: {place} - 100, behavior: 'instant'}})")
+        assert page.run(place) == pytest.approx(100, abs=2)
+        hidden = page.run("report.data.structures[1].structure")
+        write_record(tmp_path / "runs" / "new", make_record(KINDS[1], 64, 0, points=6))
+        live.refresh()
+        until(page, "document.documentElement.dataset.live === '2' && !!window.report")
+        names = page.run("report.data.structures.map(s => s.structure)")
+        assert "btt(rank=2)" in names
+        shown = page.run("[...report.state.hidden].map(k => report.data.structures[k].structure)")
+        assert shown == [hidden]
+        assert page.run("report.state.by") == 2
+        assert page.run("document.getElementById('filter').value") == "dense"
+        assert page.run(place) == pytest.approx(100, abs=2)
+        live.error = "no ink"
+        until(page, f"{badge}.includes('no ink')")
+        assert page.errors == []
