@@ -18,7 +18,7 @@ from einlinear.studies.config_file import read_config
 from einlinear.studies.directory import RunDirectory, read_metrics, read_record
 from einlinear.studies.observations import Compute, Observations, spent_at, structure_label
 from einlinear.studies.record import LayerRouting, Point, RunRecord
-from einlinear.studies.sweeps.claims import Watch, claim_on, claimed
+from einlinear.studies.sweeps.claims import Watch, claimed
 from einlinear.studies.tables import read_observations
 
 State = Literal["finished", "diverged", "failed", "running", "stopped"]
@@ -297,7 +297,7 @@ def _without_record(
     claim, failure = claimed(folder), _last_failure(folder)
     state: State = "running"
     if not _is_live(folder):
-        is_claimed = claim_on(folder) is not None
+        is_claimed = any(folder.glob("claim-*"))
         state = "failed" if failure is not None else "stopped" if is_claimed else "running"
     log = _tail(folder / "log.txt") or (failure or "")
     last = points[-1].spent if points else {}
@@ -327,7 +327,7 @@ def _is_live(folder: Path) -> bool:
         written = max(path.stat().st_mtime for path in folder.glob("claim-*"))
     except (OSError, ValueError):  # there is none, or it is being rewritten at this moment
         written = 0.0
-    return Watch().is_taken(folder) and time() - written < LIVE_SECONDS
+    return Watch().free(folder) is None and time() - written < LIVE_SECONDS
 
 
 def _last_failure(folder: Path) -> str | None:
