@@ -72,7 +72,7 @@ def until(condition):
 
 def workers(out):
     """The numbers of all worker processes of a directory that live."""
-    return [int(path.name) for path in Path(f"{out}.workers").glob("*") if _lives(path.name)]
+    return [int(path.name) for path in Path(f"{out}.workers").glob("*") if lives(path.name)]
 
 
 def trainings(out):
@@ -81,7 +81,8 @@ def trainings(out):
     return path.read_text(encoding="utf-8").split() if path.exists() else []
 
 
-def _lives(pid):
+def lives(pid):
+    """Whether a process runs; one that nobody has waited for does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from einlinear.studies.sweeps.claims import claimed, host_name
 from einlinear.studies.sweeps.plan import plan_runs
 from einlinear.studies.sweeps.study import load_study
 from runs import numbers, tiny, without_clock
-from sweeping import printed_file, sweeping, swept, trainings, until, workers, write_study
+from sweeping import lives, printed_file, sweeping, swept, trainings, until, workers, write_study
 
 TWO = ("--processes", "2", "--threads", "1")
 ONE = ("--processes", "1", "--threads", "1")  # the same rounding
@@ -79,10 +80,6 @@ def children(pid):
     return found
 
 
-def lives(pid):
-    return Path(f"/proc/{pid}").exists()
-
-
 def killed_command(study, out, wait):
     """The command itself, killed; its workers leave."""
     command = [sys.executable, "-m", "einlinear", "sweep", str(study), "--out", str(out), *TWO]
@@ -98,10 +95,8 @@ def killed_command(study, out, wait):
 def killed_worker(out):
     """One process that trains, killed."""
     owner = until(lambda: [c for c in map(claimed, out.glob("runs/*")) if c.get("pid")])[0]
-    try:
+    with suppress(ProcessLookupError):  # it has just ended
         os.kill(owner["pid"], signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it has just ended
 
 
 def test_twelve_runs_and_many_deaths(tmp_path, reference):
@@ -111,7 +106,7 @@ def test_twelve_runs_and_many_deaths(tmp_path, reference):
     seed = random.randrange(10**6)
     print(f"moments by {seed}")
     moment = random.Random(seed)
-    killed_command(study, out, moment.uniform(0, 0.5))
+    killed_command(study, out, moment.uniform(0, 0.2))
     done = stamps(out)
     with sweeping(study, out, *TWO) as process:
         until(lambda: len(records(out)) >= min(11, len(done) + 2))
@@ -119,13 +114,14 @@ def test_twelve_runs_and_many_deaths(tmp_path, reference):
         killed_worker(out)
         until(lambda: len(records(out)) >= min(11, len(done) + 4))
         time.sleep(moment.uniform(0, 0.3))
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         until(lambda: not workers(out))
     done |= {path: stamp for path, stamp in stamps(out).items() if path not in done}
     with sweeping(study, out, *TWO) as process:
         until(lambda: len(workers(out)) == 2)
         time.sleep(moment.uniform(0, 0.5))
-        os.kill(process.pid, signal.SIGINT)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(process.pid, signal.SIGINT)
         begin = time.monotonic()
         process.join(20)
         assert time.monotonic() - begin < 5
@@ -154,7 +150,7 @@ def test_two_sweeps_share_the_runs(tmp_path, reference):
     # The rest, with the death of one of them.
     with sweeping(study, out, *ONE) as first, sweeping(study, out, *ONE) as second:
         until(lambda: len(records(out)) >= 8)
-        os.kill(first.pid, signal.SIGKILL)
+        first.kill()
         first.join()
         begun = trainings(out)
         second.join(90)
@@ -255,7 +251,7 @@ def test_runs_that_others_have(tmp_path, reference):
     faults = {("dense", 1): "is slow"}
     with sweeping(study, out, *TWO, faults=faults) as process:
         until(lambda: (out / "runs" / deleted / "checkpoints").exists())
-        shutil.rmtree(out / "runs" / deleted)
+        (out / "runs" / deleted).rename(tmp_path / "deleted")  # at once, unlike rmtree
         until(lambda: len(records(out)) == 3)
         assert process.is_alive()
         directory.close()
