@@ -44,30 +44,28 @@ def report(
         port: of that; any that is free unless given.
     """
     from einlinear.studies.reports.analyse import Settings  # numpy takes a while to load
-    from einlinear.studies.reports.write import report as make_report
 
+    settings = Settings(reference, _linf(linf), task, level, resamples, seed)
     if watch:
-        settings = Settings(reference, _linf(linf), task, level, resamples, seed)
         _follow(directory, out, settings, port)
-        return
+    else:
+        _make(directory, out, settings)
+
+
+def _make(directory: Path, out: Path | None, settings: Settings) -> None:
+    """Write the report, and print what it says."""
+    from einlinear.studies.reports.analyse import analyse
+    from einlinear.studies.reports.gather import gather
+    from einlinear.studies.reports.write import place_for, write_report
+
     with console().status("making the report"):
-        files = make_report(
-            directory,
-            out,
-            reference=reference,
-            linf=_linf(linf),
-            task=task,
-            level=level,
-            resamples=resamples,
-            seed=seed,
-        )
-    words = files.words
-    for text in (words.headline, *(f"- {text}" for text in words.results)):
-        print(text.replace("`", ""))
-    if words.cautions:
-        print("What these runs cannot say:")
-        for text in words.cautions:
-            print(f"- {text}".replace("`", ""))
+        found = analyse(gather(directory), settings)
+        files = write_report(found, place_for(directory, out))
+    lines = [files.words.headline, *(f"- {text}" for text in files.words.results)]
+    if files.words.cautions:
+        lines += ["What these runs cannot say:", *(f"- {text}" for text in files.words.cautions)]
+    for line in lines:
+        print(line.replace("`", ""))
     print(f"wrote {files.page}")
     print(f"wrote {len(files.figures)} figures and {len(files.tables)} tables beside it")
 

@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -137,6 +138,19 @@ def test_nothing_outside_is_served(tmp_path, drawn, path):
         assert b"secret" not in text.replace(path.encode(), b"")
 
 
+def test_who_hangs_up_is_no_error(tmp_path, drawn, capfd):
+    write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
+    live = make_live(tmp_path)
+    live.refresh()
+    with served(live) as port:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as caller:
+                caller.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+                caller.recv(100)
+        assert ask(port)[0] == 200
+    assert capfd.readouterr().err == ""
+
+
 def test_others_are_refused(tmp_path, drawn):
     write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
     live = make_live(tmp_path)
@@ -204,6 +218,19 @@ def test_the_command_ends_by_the_keyboard(tmp_path):
         assert process.stderr.read() == ""
 
 
+def until(page, expression):
+    """Wait for something in a page to become true."""
+    end = monotonic() + 30
+    while monotonic() < end:
+        try:
+            if page.run(expression):
+                return
+        except RuntimeError:  # the page is being loaded at this moment
+            pass
+        sleep(0.2)
+    pytest.fail(expression)
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
 def test_the_browser_follows(tmp_path, drawn):
     """New points come by themselves; toggles, colours, the filter and the place stay."""
@@ -211,18 +238,6 @@ def test_the_browser_follows(tmp_path, drawn):
     write_claim(write_unfinished(tmp_path))
     live = make_live(tmp_path)
     live.refresh()
-
-    def until(page, expression):
-        end = monotonic() + 30
-        while monotonic() < end:
-            try:
-                if page.run(expression):
-                    return
-            except RuntimeError:  # the page is being loaded at this moment
-                pass
-            sleep(0.2)
-        pytest.fail(expression)
-
     with served(live) as port, browser() as page:
         page.open(f"http://127.0.0.1:{port}/", height=500)
         badge = "document.getElementById('live').textContent"

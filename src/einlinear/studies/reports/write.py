@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from einlinear.studies.reports.static import draw_picture, inline_svg, pictures
 from einlinear.studies.reports.tables import TABLES, to_csv
 from einlinear.studies.reports.words import Words, conclude
 from einlinear.studies.routing_plot import draw_routing
-from einlinear.studies.workers import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,6 @@ def report(
     level: float = 0.9,
     resamples: int = 500,
     seed: int = 0,
-    on_progress: Callable[[Progress], None] | None = None,
 ) -> ReportFiles:
     """Write a page with everything that runs say, and its figures and tables for papers.
 
@@ -58,11 +55,10 @@ def report(
         level: of the intervals.
         resamples: samples of the runs for the intervals; 0 is no intervals.
         seed: of the samples.
-        on_progress: called with how far it is.
     """
     settings = Settings(reference, linf, task, level, resamples, seed)
     source = Path(directory)
-    return write_report(analyse(gather(source), settings), place_for(source, out), on_progress)
+    return write_report(analyse(gather(source), settings), place_for(source, out))
 
 
 def place_for(source: Path, out: str | Path | None) -> Path:
@@ -72,9 +68,7 @@ def place_for(source: Path, out: str | Path | None) -> Path:
     return (source.parent if source.is_file() else source) / "report"
 
 
-def write_report(
-    analysis: Analysis, out: Path, on_progress: Callable[[Progress], None] | None = None
-) -> ReportFiles:
+def write_report(analysis: Analysis, out: Path) -> ReportFiles:
     """Write the page, the figures and the tables; the page is last, whole or not at all."""
     words, figures, looks = conclude(analysis), make_figures(analysis), make_looks(analysis)
     tables = []
@@ -84,10 +78,7 @@ def write_report(
             tables.append(out / "tables" / f"{name}.csv")
             write_whole(tables[-1], text.encode())
     drawn, svgs = [], {}
-    todo = list(pictures(figures))
-    for number, picture in enumerate(todo):
-        if on_progress is not None:
-            on_progress(Progress(number, len(todo), number / len(todo)))
+    for picture in pictures(figures):
         drawn += draw_picture(picture, analysis, looks, out / "figures")
         svgs[picture.name] = inline_svg(drawn[-2], picture.name, picture.words)
     routed = [run.record for run in routed_runs(analysis) if run.record is not None]
