@@ -4,8 +4,9 @@
 
 Both use as many processes as there are cores, with one thread each, all runs of one size. A plain
 loop is a process that imports einlinear and calls el.train for its share of the runs, each in a
-directory of its own. Sweep and loops take turns. Printed are the time of both, the time within
-the training of the runs themselves, and what the sweep takes more.
+directory of its own. Sweep and loops take turns. Printed are the time of both, how much of it the
+processes spend beside the runs themselves (loading torch most of all), and the difference of the
+two: what a sweep costs. Times of runs vary on a busy machine; the share beside them varies less.
 """
 
 import argparse
@@ -72,7 +73,7 @@ def main():
     cores = len(os.sched_getaffinity(0))
     base = BASE | {"steps": steps_of(given.seconds)}
     seeds = list(range(given.runs))
-    ratios = []
+    extra = []
     for _ in range(given.rounds):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder)
@@ -87,17 +88,17 @@ def main():
             ]
             loop = timed([[sys.executable, "-c", LOOP]] * cores, map(json.dumps, shares))
             loop_steps, loop_runs = trained(sorted((out / "loop").iterdir()))
-        busy = cores * sweep
-        ratios.append(sweep / loop)
+        beside = cores * sweep / runs - 1
+        loop_beside = cores * loop / loop_runs - 1
+        extra.append(beside - loop_beside)
         print(
-            f"sweep {sweep:.1f} s, of {cores} processes {busy:.1f} s: in steps {steps:.1f}, "
-            f"in runs {runs:.1f} (not in runs: {busy / runs - 1:.1%} of them)\n"
-            f"loops {loop:.1f} s, of {cores} processes {cores * loop:.1f} s: in steps "
-            f"{loop_steps:.1f}, in runs {loop_runs:.1f}; the sweep takes {sweep / loop - 1:+.1%}"
+            f"sweep {sweep:.1f} s, steps {steps:.1f}, runs {runs:.1f} of {cores * sweep:.1f} "
+            f"process seconds, beside runs {beside:.1%}\n"
+            f"loops {loop:.1f} s, steps {loop_steps:.1f}, runs {loop_runs:.1f} of "
+            f"{cores * loop:.1f} process seconds, beside runs {loop_beside:.1%}\n"
+            f"the sweep costs {extra[-1]:.1%} of the runs more than loops"
         )
-    print(
-        f"{given.runs} runs of about {given.seconds:g} s: {median(ratios) - 1:+.1%} in the median"
-    )
+    print(f"{given.runs} runs of about {given.seconds:g} s: {median(extra):.1%} in the median")
 
 
 if __name__ == "__main__":
