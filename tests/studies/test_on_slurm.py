@@ -63,12 +63,10 @@ grep -q nowhere "$1" && echo "sbatch: error: invalid partition: nowhere" >&2 && 
 id=$(($(ls jobs | wc -l) + 100))
 : > jobs/$id
 grep -q -e --begin "$1" && echo PENDING > jobs/$id
-run() {
-    SLURM_JOB_ID=$id sh "$1"
-    [ -s jobs/$id ] || echo FAILED > jobs/$id
-}
-[ -s jobs/$id ] || run "$1" > /dev/null 2>&1 &
+cp "$1" script.$id
 echo "Submitted batch job $id"
+[ -s jobs/$id ] && exit
+(SLURM_JOB_ID=$id sh script.$id; [ -s jobs/$id ] || echo FAILED > jobs/$id) > /dev/null 2>&1 &
 """
 SRUN = """#!/bin/sh
 while [ "${1#--}" != "$1" ]; do
