@@ -74,7 +74,8 @@ def _put_aside(directory: Path) -> None:
 def _train(job: Job, claim: Claim, is_alone: bool) -> None:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    os.chdir(job.folder)
+    if Path(job.folder).is_dir():  # another machine may lack it, and need no path of the config
+        os.chdir(job.folder)
     config = RunConfig.from_dict(job.config)
 
     def report(at: TrainProgress) -> None:
