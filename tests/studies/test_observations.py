@@ -7,12 +7,12 @@ import einlinear as el
 from einlinear.studies.record import Counts, Point
 
 
-def record(seed=0, structure="btt", losses=(4.5, 3.0, None, 2.5)):
+def record(seed=0, structure="btt", losses=(4.5, 3.0, None, 2.5), warmup=0):
     curve = tuple(
         Point(10 * i, 100 * i, 700 * i, 2.0 * i, 0.1 * i, loss, None, 0.1)
         for i, loss in enumerate(losses)
     )
-    config = el.RunConfig(structure=structure, seed=seed, width=64)
+    config = el.RunConfig(structure=structure, seed=seed, width=64, warmup=warmup)
     counts = Counts(33, 7, 4, 1, 1, 1)
     return el.RunRecord(config, "finished", 30, curve, "token", counts, 5, {})
 
@@ -75,6 +75,11 @@ def test_empty_values_stand_for_their_defaults():
     assert data.seed.tolist() == [0, 3, 0, 1]
     assert data.group.tolist() == ["g", "b", "c", "g"]
     assert data.size.tolist() == ["g", "b", "c", "g"]
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 3), (1, 2), (10, 2), (11, 1), (30, 1)])
+def test_points_of_the_warm_up_are_left_out(warmup, steps):
+    assert len(el.Observations.from_records([record(warmup=warmup)])) == steps
 
 
 OTHER_TASK = replace(record(), config=el.RunConfig(task="regression"))

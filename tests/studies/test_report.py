@@ -14,6 +14,7 @@ from einlinear.studies.reports.words import conclude, facts
 from report_records import (
     DENSE,
     KINDS,
+    UNITS,
     Kind,
     make_record,
     write_claim,
@@ -209,8 +210,10 @@ def test_a_cap_on_steps_is_noticed(tmp_path):
     write_runs(tmp_path / "capped", (DENSE, KINDS[1]), WIDTHS, 1, steps=20)
     (caution,) = [text for text in said(tmp_path / "capped").cautions if "ends of runs" in text]
     assert "`dense` (7 of 7)" in caution
+    assert "may be far off" in said(tmp_path / "capped").headline
     write_runs(tmp_path / "long", (DENSE, KINDS[1]), WIDTHS, 1)
     assert not [text for text in said(tmp_path / "long").cautions if "ends of runs" in text]
+    assert "far off" not in said(tmp_path / "long").headline
 
 
 def test_what_few_runs_cannot_say(tmp_path):
@@ -266,14 +269,96 @@ def test_tasks_are_not_mixed(tmp_path):
         analyse(gather(tmp_path), replace(QUICK, task="cifar"))
 
 
-def test_other_data_or_machines_are_said(tmp_path):
+def test_data_are_not_mixed(tmp_path):
+    write_runs(tmp_path, (DENSE,), (32, 64), 1)
+    other = make_record(DENSE, 128, 0)
+    other = replace(other, environment={**other.environment, "data": "other"})
+    write_record(tmp_path / "runs" / other.id, other)
+    waiting = write_unfinished(tmp_path).name
+    found = analyse(gather(tmp_path), QUICK)
+    assert other.id not in set(found.main.data.run)
+    assert {run.id for run in gather(tmp_path).runs} - {run.id for run in found.runs} == {other.id}
+    assert waiting in {run.id for run in found.runs}
+    assert any(text.startswith("1 run on other data") for text in conclude(found).cautions)
+
+
+@pytest.mark.parametrize("name", ["device", "processor", "threads"])
+def test_other_machines_are_said(tmp_path, name):
     first, second = (make_record(DENSE, width, 0) for width in (32, 64))
     write_record(tmp_path / "a", first)
-    changed = {**second.environment, "data": "other", "processor": "another"}
-    write_record(tmp_path / "b", replace(second, environment=changed))
-    cautions = " ".join(said(tmp_path).cautions)
-    assert "2 different data, so their losses may not compare" in cautions
-    assert "2 different processors, so their seconds may not compare" in cautions
+    write_record(tmp_path / "b", second)
+    assert "seconds may not compare" not in " ".join(said(tmp_path).cautions)
+    write_record(tmp_path / "b", replace(second, environment={**second.environment, name: "new"}))
+    assert f"differ in their {name}, so their seconds" in " ".join(said(tmp_path).cautions)
+
+
+def test_what_is_spent_in_the_warm_up_is_no_frontier(tmp_path):
+    """While the rate grows losses hardly fall: laws must not follow that."""
+    record = make_record(DENSE, 64, 0, warmup=100)
+    early = [p.step for p in record.curve if p.step < 100]
+    assert len(early) > 3
+    write_record(tmp_path / "a", record)
+    (run,) = gather(tmp_path).runs
+    assert [p.step for p in run.curve if not run.counts(p)] == early
+    data = observe([run], "units")
+    assert min(data.compute) >= 100 * UNITS
+    assert len(data) == len(record.curve) - len(early)
+    short = make_record(DENSE, 64, 0, warmup=100, steps=40)  # never warm: its end still counts
+    write_record(tmp_path / "b", short)
+    assert len(el.Observations.from_records([short])) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("btt(rank=1)", "monarch"),
+        ("btt", "monarch"),
+        ("btt(rank=1) moe 2/8", "monarch moe 2/8"),
+        ("btt(rank = 2)", "btt(rank=2)"),
+        ("dense", "dense"),
+    ],
+)
+def test_the_reference_in_another_spelling(sweep, given, meant):
+    settings = Settings(resamples=0, reference=given)
+    found = analyse(gather(sweep[0]), settings)
+    assert found.reference == meant
+    assert found.structures[0] == meant
+    assert all(one.reference == meant for one in found.main.multipliers.values())
+
+
+def test_a_law_that_misses_its_points_is_said(tmp_path):
+    """A frontier with a step in it has a law, and intervals, but does not follow it."""
+    compute = np.geomspace(1e8, 1e12, 24)
+    for size, is_said in ((0.0, False), (0.25, True)):
+        loss = (1 + 50 * compute**-0.2) * np.exp(-size * (compute > 1e10))
+        rows = [f"r{k},{c},{y}" for k, (c, y) in enumerate(zip(compute, loss, strict=True))]
+        table = tmp_path / "runs.csv"
+        table.write_text("\n".join(["run,compute,loss", *rows]), encoding="utf-8")
+        assert any("Laws miss" in text for text in said(table).cautions) is is_said
+
+
+def test_a_multiplier_that_changes_with_the_loss_is_said(tmp_path):
+    """Laws that cross: one number hides that the other structure is better later."""
+    compute = np.geomspace(1e8, 1e12, 24)
+    laws = {"dense": 50 * compute**-0.20, "low_rank": 16 * compute**-0.15}
+    rows = [
+        f"{name}{k},{c},{1 + y},{name}"
+        for name, losses in laws.items()
+        for k, (c, y) in enumerate(zip(compute, losses, strict=True))
+    ]
+    table = tmp_path / "runs.csv"
+    table.write_text("\n".join(["run,compute,loss,structure", *rows]), encoding="utf-8")
+    (text,) = [text for text in said(table).results if "The multiplier" in text]
+    first, high, last, low = map(
+        float, re.search(r"falls from (.*) at loss (.*) to (.*) at loss (.*), by", text).groups()
+    )
+
+    def truth(loss):
+        return ((loss - 1) / 50) ** -5 / ((loss - 1) / 16) ** (-1 / 0.15)
+
+    assert high > low
+    assert first == pytest.approx(truth(high), rel=0.1)
+    assert last == pytest.approx(truth(low), rel=0.1)
 
 
 def test_few_sizes_fall_back_to_the_whole_frontier(tmp_path):
@@ -290,4 +375,4 @@ def test_few_sizes_fall_back_to_the_whole_frontier(tmp_path):
 def test_runs_that_diverge_count_until_then(tmp_path):
     bad = write_diverged(tmp_path)
     data = observe(gather(tmp_path).runs, "macs")
-    assert len(data) == sum(p.loss is not None and p.macs > 0 for p in bad.curve)
+    assert len(data) == sum(p.loss is not None and p.step >= bad.config.warmup for p in bad.curve)

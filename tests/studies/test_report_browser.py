@@ -80,8 +80,13 @@ def test_figures_have_points(page, address):
     runs = [t for t in frontier["traces"] if t.get("role") == "runs"]
     data = page.run("report.data")
     ended = [run for run in data["runs"] if not run["open"]]
-    points = sum(sum(x > 0 for x in run["macs"]) for run in ended)
+    assert any(run["cold"] > 1 for run in ended)
+    points = sum(sum(x > 0 for x in run["macs"][run["cold"] :]) for run in ended)
     assert sum(trace["points"] for trace in runs) == points + len(ended)  # and a gap after each
+    (curves,) = [d for d in drawn if d["figure"] == "curves"]
+    points = sum(sum(x > 0 for x in run["macs"]) for run in ended)
+    runs = [t for t in curves["traces"] if t.get("role") == "runs"]
+    assert sum(trace["points"] for trace in runs) == points + len(ended)
     assert page.run('document.querySelectorAll("figure.ready .static svg").length') >= 5
     hidden = '[...document.querySelectorAll(".static")].every(e => e.offsetHeight === 0)'
     assert page.run(hidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -18,6 +19,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Names = NDArray[np.object_]
 Compute = Literal["macs", "linear_macs", "seconds", "params", "units"]
+# What a label has beside the structure, see `structure_label`.
+_ADDED = r"( (ffn-)?moe \d+/\d+)?( head-aligned)?( with head)?( without norm)?$"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +128,7 @@ class Observations:
 
     @classmethod
     def from_records(cls, records: Iterable[RunRecord], compute: Compute = "macs") -> Observations:
-        """All points of the curves of runs; of runs that diverged those with a loss.
+        """All points of the curves of runs after the warm-up; of runs that diverged with a loss.
 
         The size of a run is its number of parameters. What a structure is called by its first
         record holds for all spellings of it.
@@ -144,6 +147,7 @@ class Observations:
             for record in records
             for labels in [_labels(record, spelling)]
             for point in record.curve
+            if is_warm(record.config, point.step)
         ]
         columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(8)]
         run, spent, loss, structure, seed, group, size, width = map(filled_column, columns)
@@ -270,6 +274,11 @@ def _check_records(records: Sequence[Any]) -> None:
         )
 
 
+def is_warm(config: RunConfig, step: int) -> bool:
+    """Whether a step is after the warm-up, or the last; before that no loss follows a law."""
+    return step >= min(config.warmup, config.steps)
+
+
 def spent_at(record: RunRecord, point: Point, compute: Compute) -> float:
     """The compute of a run up to one of its points."""
     if compute == "params":
@@ -299,3 +308,19 @@ def structure_label(config: RunConfig, spelling: dict[str, str]) -> str:
         name += " with head" if config.convert_head else ""
         name += "" if config.weight_norm else " without norm"
     return name
+
+
+def plain_label(label: str) -> str:
+    """A label with its structure in the one spelling that all have; others as they are."""
+    structure, added = split_label(label)
+    try:
+        return str(parse(structure)) + added
+    except EinlinearError:
+        return label
+
+
+def split_label(label: str) -> tuple[str, str]:
+    """The structure of a label, and what `structure_label` adds to it."""
+    added = re.search(_ADDED, label)
+    place = len(label) if added is None else added.start()
+    return label[:place], label[place:]

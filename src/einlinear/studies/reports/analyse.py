@@ -19,8 +19,8 @@ from einlinear.studies.fit import (
     frontier,
 )
 from einlinear.studies.multiplier import LinfRow, Multiplier, compute_multiplier, linf_table
-from einlinear.studies.observations import Floats, Observations
-from einlinear.studies.reports.gather import Gathered, ShownRun
+from einlinear.studies.observations import Floats, Observations, plain_label
+from einlinear.studies.reports.shown import Gathered, ShownRun
 
 MEASURES = ("macs", "linear_macs", "seconds", "params", "units", "compute")
 COMPARED = ("macs", "seconds", "compute")
@@ -100,7 +100,7 @@ class Ends:
 class Analysis:
     """All results of a report.
 
-    runs: of the task.
+    runs: of the task, and of its data that the most runs have.
     structures: the reference first, then by how little compute they need.
     main: the measure by which structures are compared first; None where no run has a point.
     """
@@ -124,7 +124,7 @@ class Analysis:
 def analyse(gathered: Gathered, settings: Settings) -> Analysis:
     """Everything that the runs of one task say."""
     task = _choose_task(gathered, settings.task)
-    runs = tuple(run for run in gathered.runs if run.task == task)
+    runs = _of_one_data([run for run in gathered.runs if run.task == task])
     names = list(dict.fromkeys(run.structure for run in runs))
     reference = _choose_reference(runs, names, settings.reference)
     measured = {}
@@ -164,23 +164,33 @@ def _choose_task(gathered: Gathered, task: str | None) -> str:
     return task if task is not None else (tasks or ("",))[0]
 
 
+def _of_one_data(runs: Sequence[ShownRun]) -> tuple[ShownRun, ...]:
+    """Runs on the data that most of them have, and those of which it is not known yet."""
+    data = [run.data for run in runs if run.data is not None]
+    most = max(data, key=data.count, default=None)
+    return tuple(run for run in runs if run.data in (most, None))
+
+
 def _choose_reference(
     runs: Sequence[ShownRun], names: Sequence[str], reference: str | None
 ) -> str | None:
-    if reference is not None and reference not in names:
+    if reference is not None:
+        spelled = {plain_label(name): name for name in reversed(names)}
+        if reference in names or plain_label(reference) in spelled:
+            return reference if reference in names else spelled[plain_label(reference)]
         raise EinlinearError(
             what=f"the reference is {reference!r}, which was not run",
             rule="structures are compared with one of them",
             fix=f"give one of {', '.join(names)}",
         )
-    if reference is not None or "dense" in names:
-        return reference or "dense"
+    if "dense" in names:
+        return "dense"
     counts = [run.structure for run in runs if run.has_result]
     return max(names, key=counts.count, default=None)
 
 
 def observe(runs: Sequence[ShownRun], measure: str) -> Observations | None:
-    """All points with a loss of runs that ended by themselves; None if there are none."""
+    """All points that count of runs that ended by themselves; None if there are none."""
     rows = [
         (
             run.id,
@@ -194,7 +204,8 @@ def observe(runs: Sequence[ShownRun], measure: str) -> Observations | None:
         for run in runs
         if run.has_result
         for point in run.curve
-        if measure in point.spent
+        if run.counts(point)
+        and measure in point.spent
         and point.loss is not None
         and 0 < point.loss < float("inf")
         and point.spent[measure] > 0

@@ -13,7 +13,7 @@ from einlinear.studies.fit import PowerLaw
 from einlinear.studies.law import Bools
 from einlinear.studies.multiplier import Multiplier
 from einlinear.studies.reports.analyse import Analysis, Measured
-from einlinear.studies.reports.gather import ShownRun
+from einlinear.studies.reports.shown import ShownRun
 
 Role = Literal[
     "runs", "open", "frontier", "law", "beyond", "band", "value", "guess", "dot", "place"
@@ -64,6 +64,7 @@ class Panel:
     """One pair of axes.
 
     measure: what the points of runs are drawn against; none if there are none.
+    is_counted: whether only those are drawn that count in fits, and faintly.
     line_x, line_y: where a line is drawn that divides good from bad.
     y_range: None for all that there is.
     """
@@ -73,6 +74,7 @@ class Panel:
     y_title: str
     series: tuple[Series, ...]
     measure: str = ""
+    is_counted: bool = False
     is_log_x: bool = True
     is_log_y: bool = True
     is_reversed: bool = False
@@ -138,6 +140,7 @@ def _frontier(analysis: Analysis) -> Figure:
             x_title=_title(analysis, measure),
             y_title="validation loss",
             measure=measure,
+            is_counted=True,
             series=tuple(
                 series
                 for name in analysis.structures
@@ -148,8 +151,8 @@ def _frontier(analysis: Analysis) -> Figure:
         for measure, found in analysis.measured.items()
     ]
     about = (
-        "Faint: every evaluation of every run. Strong: the frontier, points that no other of the "
-        "structure beats with as much or less. Lines: the fitted laws, dashed beyond the "
+        "Faint: every evaluation after the warm-up. Strong: the frontier, points that no other of "
+        "the structure beats with as much or less. Lines: the fitted laws, dashed beyond the "
         "points they are fitted to; those of the smallest and the largest runs do not count."
     )
     return Figure("frontier", "Loss against compute", about, tuple(panels), is_choice=True)
@@ -337,5 +340,8 @@ def _curves(analysis: Analysis) -> Figure:
         for measure in ("macs", "units", "seconds", "compute")
         if any(measure in point.spent for run in analysis.runs for point in run.curve[:1])
     ]
-    about = "Every run, from its first evaluation to its last. Dotted: runs without a result yet."
+    about = (
+        "Every run, from its first evaluation to its last, with the warm-up, which does not count "
+        "in laws. Dotted: runs without a result yet."
+    )
     return Figure("curves", "Loss curves", about, tuple(panels), is_choice=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from time import time
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from einlinear.errors import EinlinearError
 from einlinear.structures.taxonomy import Taxonomy, taxonomy
@@ -16,118 +15,29 @@ from einlinear.structures.text import parse
 from einlinear.studies.config import RunConfig
 from einlinear.studies.config_file import read_config
 from einlinear.studies.directory import RunDirectory, read_metrics, read_record
-from einlinear.studies.observations import Compute, Observations, spent_at, structure_label
-from einlinear.studies.record import LayerRouting, Point, RunRecord
+from einlinear.studies.observations import (
+    Compute,
+    Observations,
+    spent_at,
+    split_label,
+    structure_label,
+)
+from einlinear.studies.record import Point, RunRecord
+from einlinear.studies.reports.shown import (
+    Gathered,
+    Kind,
+    ShownPoint,
+    ShownRun,
+    ShownStudy,
+    State,
+)
 from einlinear.studies.sweeps.claims import Watch, claimed
 from einlinear.studies.tables import read_observations
-
-State = Literal["finished", "diverged", "failed", "running", "stopped"]
-Kind = Literal["sweep", "runs", "run", "table"]
 
 LIVE_SECONDS = 60.0  # a claim that is older belongs to a process that is gone
 _LOG_BYTES = 4000
 _READ = ("config.json", "record.json", "metrics.jsonl", "failures.jsonl")
-# What a label has beside the structure, see `structure_label`.
-_ADDED = r"( (ffn-)?moe \d+/\d+)?( head-aligned)?( with head)?( without norm)?$"
 _BROKEN = (EinlinearError, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError)
-
-
-@dataclass(frozen=True, slots=True)
-class ShownPoint:
-    """One evaluation: step, loss, what was spent by the name of the measure, loads of experts."""
-
-    step: int | None
-    loss: float | None
-    spent: Mapping[str, float]
-    routing: tuple[LayerRouting, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownRun:
-    """One run as every figure, table and sentence has it; None is what is not known.
-
-    structure: with the experts, as observations label it.
-    exponents: the taxonomy of the structure without its experts.
-    group: equal for runs that differ in their seed only.
-    size: equal for runs of one size of model; None is the group.
-    macs: multiply-adds of a forward pass, per unit.
-    message: of a run that failed, the last line it wrote; log is more of that.
-    written: when its last file was written, in seconds since 1970.
-    """
-
-    id: str
-    structure: str
-    exponents: Taxonomy | None
-    state: State
-    curve: tuple[ShownPoint, ...]
-    group: str
-    size: str | None = None
-    seed: int = 0
-    task: str = ""
-    width: int | None = None
-    depth: int | None = None
-    experts: str = ""
-    unit: str = "unit"
-    params: int | None = None
-    macs: int | None = None
-    steps: int | None = None
-    steps_done: int | None = None
-    seconds: float | None = None
-    units_per_second: float | None = None
-    peak_bytes: int | None = None
-    seconds_left: float | None = None
-    message: str = ""
-    log: str = ""
-    written: float | None = None
-    config: RunConfig | None = None
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    record: RunRecord | None = None
-
-    @property
-    def has_result(self) -> bool:
-        """Whether it ended by itself, so that its points count in fits."""
-        return self.state in ("finished", "diverged")
-
-    @property
-    def loss(self) -> float | None:
-        """The last loss of a run that has finished."""
-        return self.curve[-1].loss if self.state == "finished" and self.curve else None
-
-    @property
-    def best_loss(self) -> float | None:
-        """The lowest loss of the curve; None if there is none."""
-        return min((p.loss for p in self.curve if p.loss is not None), default=None)
-
-    def spent(self, measure: str) -> float:
-        """What was spent up to the last point; 0 if that is not known."""
-        return self.curve[-1].spent.get(measure, 0.0) if self.curve else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ShownStudy:
-    """A study that was run: its name, the name of its file, the text of it."""
-
-    name: str
-    file: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """What was found: runs, studies, and files that could not be read, each with the reason."""
-
-    source: Path
-    kind: Kind
-    title: str
-    runs: tuple[ShownRun, ...]
-    studies: tuple[ShownStudy, ...] = ()
-    problems: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """All tasks, that with the most runs first."""
-        names = [run.task for run in self.runs]
-        return tuple(sorted(dict.fromkeys(names), key=lambda name: -names.count(name)))
 
 
 def gather(source: str | Path) -> Gathered:
@@ -392,6 +302,6 @@ def _whole(table: Observations, name: str, place: int) -> int | None:
 def _exponents(label: str) -> Taxonomy | None:
     """The taxonomy of a label of a table, if it is a structure with or without experts."""
     try:
-        return taxonomy(parse(re.sub(_ADDED, "", label)))
+        return taxonomy(parse(split_label(label)[0]))
     except EinlinearError:
         return None

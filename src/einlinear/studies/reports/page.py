@@ -15,7 +15,6 @@ from typing import Any
 from einlinear.pages import fill, plotly_script, script_json
 from einlinear.studies.reports.analyse import MEASURES, Analysis
 from einlinear.studies.reports.figures import Figure, Look, measure_name, run_label
-from einlinear.studies.reports.gather import ShownRun
 from einlinear.studies.reports.html_tables import (
     law_table,
     linf_table_html,
@@ -24,6 +23,7 @@ from einlinear.studies.reports.html_tables import (
     swatch,
 )
 from einlinear.studies.reports.reproduce import commands
+from einlinear.studies.reports.shown import ShownRun
 from einlinear.studies.reports.words import Words, facts
 
 MOST_ROUTED = 12  # runs whose routing the page shows
@@ -239,6 +239,7 @@ def _columns(run: ShownRun, number: Mapping[str, int]) -> dict[str, Any]:
         "label": run_label(run),
         "structure": number[run.structure],
         "open": not run.has_result,
+        "cold": sum(not run.counts(point) for point in points),
         "step": [point.step for point in points],
         "loss": [_rounded(point.loss) for point in points],
     }

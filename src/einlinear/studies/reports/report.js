@@ -28,28 +28,31 @@
     return `rgb(${mix.join(",")})`;
   }
 
+  const at = (spent, panel) => `${plain(panel.x_title)} ${Number(spent.toPrecision(3))}`;
+
   function runsTrace(series, panel) {
     const x = [], y = [], text = [];
     for (const run of data.runs) {
       if (run.structure !== series.structure || run.open !== (series.role === "open") || !run[panel.measure]) continue;
       run.loss.forEach((loss, i) => {
+        if (panel.is_counted && i < run.cold) return; // in the warm-up
         if (!(run[panel.measure][i] > 0)) return; // no place on a logarithmic axis
-        x.push(run[panel.measure][i]); y.push(loss); text.push(`${plain(run.label)}<br>step ${run.step[i] ?? "?"}, loss ${loss}`);
+        x.push(run[panel.measure][i]); y.push(loss); text.push(`${plain(run.label)}<br>step ${run.step[i] ?? "?"}, loss ${loss}, ${at(run[panel.measure][i], panel)}`);
       });
       x.push(null); y.push(null); text.push("");
     }
     const isFew = data.runs.reduce((sum, run) => sum + run.loss.length, 0) < 3000;
     const c = colour(series.structure);
-    return { x, y, text, mode: isFew ? "lines+markers" : "lines", opacity: panel.faint ? 0.32 : 0.7,
+    return { x, y, text, mode: isFew ? "lines+markers" : "lines", opacity: panel.is_counted ? 0.32 : 0.7,
       line: { width: 1, color: c, dash: series.role === "open" ? "dot" : "solid" }, marker: { size: 3, color: c } };
   }
 
   const ROLES = {
     runs: runsTrace,
     open: runsTrace,
-    frontier: s => ({ mode: "markers", marker: { size: innerWidth < 720 ? 5 : 7, color: colour(s.structure), symbol: data.structures[s.structure].symbol,
+    frontier: (s, panel) => ({ mode: "markers", marker: { size: innerWidth < 720 ? 5 : 7, color: colour(s.structure), symbol: data.structures[s.structure].symbol,
       line: { width: data.structures[s.structure].symbol.endsWith("open") ? 2 : 0, color: colour(s.structure) } },
-      text: s.text.map((t, i) => `${plain(t)}<br>on the frontier, loss ${s.y[i]}`) }),
+      text: s.text.map((t, i) => `${plain(t)}<br>on the frontier, loss ${s.y[i]}, ${at(s.x[i], panel)}`) }),
     law: s => ({ mode: "lines", line: { width: 2.2, color: colour(s.structure) }, hoverinfo: "skip" }),
     beyond: s => ({ mode: "lines", line: { width: 1.6, color: colour(s.structure), dash: "dash" }, hoverinfo: "skip" }),
     band: s => ({ mode: "none", fill: "toself", fillcolor: colour(s.structure), opacity: 0.13, hoverinfo: "skip" }),
@@ -90,7 +93,16 @@
     return { tickvals: values, ticktext: values.map(String) };
   }
 
-  function layout(panel, height) {
+  // Of a logarithmic axis with two decades or more only powers of ten are labelled: small 2s and 5s cannot be read.
+  function decades(shown) {
+    let low = Infinity, high = 0;
+    for (const trace of shown) for (const x of trace.x) if (x > 0) { low = Math.min(low, x); high = Math.max(high, x); }
+    const minor = { dtick: "D1", ticks: "outside", ticklen: 3, tickcolor: css("--line"), showgrid: false };
+    if (high < 100 * low) return {};
+    return { dtick: Math.ceil(Math.log10(high / low) / (innerWidth < 720 ? 5 : 12)), tickangle: 0, minor };
+  }
+
+  function layout(panel, height, drawn) {
     const line = (x, y) => ({ type: "line", line: { color: css("--soft"), width: 1, dash: "dot" }, layer: "below",
       ...(x === null ? { xref: "paper", x0: 0, x1: 1, y0: y, y1: y } : { yref: "paper", y0: 0, y1: 1, x0: x, x1: x }) });
     const shown = panel.series.filter(s => !state.hidden.has(s.structure));
@@ -99,12 +111,14 @@
     const clip = text => plain(text.length > 24 ? text.slice(0, 23) + "\u2026" : text);
     if (dots.length) Object.assign(y, { tickvals: dots.map(s => s.y[0]), ticktext: dots.map(s => clip(s.text[0]) + " "), showgrid: false,
       title: undefined, fixedrange: true });
-    return { ...base(height), xaxis: axis(panel.x_title, panel.is_log_x, panel.x_range, panel.is_reversed,
-        panel.is_reversed || panel.line_x !== null), yaxis: y,
+    const x = axis(panel.x_title, panel.is_log_x, panel.x_range, panel.is_reversed, panel.is_reversed || panel.line_x !== null);
+    if (panel.measure) Object.assign(x, decades(drawn));
+    return { ...base(height), xaxis: x, yaxis: y,
       shapes: [...(panel.line_x !== null ? [line(panel.line_x, null)] : []), ...(panel.line_y !== null ? [line(null, panel.line_y)] : [])],
       annotations: shown.filter(s => s.role === "place").map(s => ({ x: s.x[0], y: s.y[0], text: plain(s.text[0]), showarrow: false,
+        // Beside the marks at the sides, above those between; lower in a narrow window, where they meet.
         ...(s.x[0] > 0.75 ? { xanchor: "right", xshift: -16 } : s.x[0] < 0.25 ? { xanchor: "left", xshift: 16 } : { xanchor: "center" }),
-        yshift: (s.x[0] > 0.25 && s.x[0] < 0.75 ? -20 : 0) - 16 * s.low[0], font: { size: 12.5 } })) };
+        yshift: (s.x[0] > 0.25 && s.x[0] < 0.75 ? 20 : innerWidth < 720 ? -20 : 0) - 16 * s.low[0], font: { size: 12.5 } })) };
   }
 
   function base(height) {
@@ -120,10 +134,11 @@
     const panels = figure.is_choice ? [figure.panels[state.panel[figure.name] || 0]] : figure.panels;
     element.classList.add("ready");
     element.querySelectorAll(".live").forEach((place, k) => {
-      const panel = { ...panels[k], faint: figure.name === "frontier" };
+      const panel = panels[k];
       const isDots = panel.series.some(s => s.role === "dot");
       const height = isDots ? 90 + 58 * panel.series.length : figure.is_choice ? (isNarrow ? 400 : 540) : (isNarrow ? 340 : 420);
-      Plotly.react(place, traces(panel), layout(panel, height), config);
+      const drawn = traces(panel);
+      Plotly.react(place, drawn, layout(panel, height, drawn), config);
     });
   }
 

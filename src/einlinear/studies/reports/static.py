@@ -26,6 +26,7 @@ _MARKERS = {
     "circle-open": "o",
 }
 _MOST_POINTS = 6000  # beyond so many, those of runs are pixels and not shapes
+_FEW_TIMES = 5.0  # the ends of an axis on which 1, 2, 5 would be too few
 _IN_A_ROW = 5  # structures in a row of the legend
 
 
@@ -50,9 +51,10 @@ def pictures(figures: tuple[Figure, ...]) -> Iterator[Picture]:
 
 
 def run_lines(
-    analysis: Analysis, structure: str, measure: str, is_open: bool
+    analysis: Analysis, panel: Panel, structure: str, is_open: bool
 ) -> list[tuple[list[float], list[float]]]:
     """Compute and losses of each run of a structure that has, or has not, come to its end."""
+    measure = panel.measure
     lines = []
     for run in analysis.runs:
         if run.structure == structure and run.has_result != is_open:
@@ -60,6 +62,7 @@ def run_lines(
                 (point.spent[measure], point.loss)
                 for point in run.curve
                 if point.spent.get(measure, 0) > 0 and point.loss is not None and point.loss > 0
+                if run.counts(point) or not panel.is_counted
             ]
             lines.append(([x for x, _ in points], [y for _, y in points]))
     return lines
@@ -129,7 +132,7 @@ def _draw_panel(axes: Any, panel: Panel, analysis: Analysis, looks: Mapping[str,
         axes.axhline(panel.line_y, **line)
     for series in panel.series:
         if series.role in ("runs", "open"):
-            _draw_runs(axes, series, panel.measure, analysis, looks[series.structure])
+            _draw_runs(axes, series, panel, analysis, looks[series.structure])
         else:
             _draw_series(axes, series, looks[series.structure])
     if panel.x_range:
@@ -149,17 +152,14 @@ def _finish(axes: Any, panel: Panel) -> None:
     axes.tick_params(which="both", labelsize=8, colors=INK, length=2)
     axes.grid(color=FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
-    number = FuncFormatter(lambda value, _: f"{value:g}")
     if panel.is_log_x:
         axes.xaxis.set_major_formatter(FuncFormatter(_power_of_ten))
         if panel.measure:  # many decades; small ticks take long to draw
             axes.xaxis.set_minor_locator(NullLocator())
     if panel.is_log_y:  # losses and multipliers are not powers of ten
-        axes.yaxis.set_major_formatter(number)
-        axes.yaxis.set_minor_formatter(number)
-    if panel.is_reversed or panel.line_x == 1.0:
-        axes.xaxis.set_major_formatter(number)
-        axes.xaxis.set_minor_formatter(number)
+        _label(axes.yaxis, axes.get_ylim())
+    if panel.is_log_x and not panel.measure:
+        _label(axes.xaxis, axes.get_xlim())
     if any(series.role == "dot" for series in panel.series):
         dots = [series for series in panel.series if series.role == "dot"]
         axes.set_yticks([s.y[0] for s in dots], [_plain(s.text[0]) for s in dots])
@@ -167,6 +167,17 @@ def _finish(axes: Any, panel: Panel) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(FAINT)
+
+
+def _label(axis: Any, ends: tuple[float, float]) -> None:
+    """Few round numbers on a logarithmic axis, 1 among them if it is there."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    is_short = max(ends) < _FEW_TIMES * min(ends)
+    few = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]) if is_short else LogLocator(subs=(1, 2, 5))
+    axis.set_major_locator(few)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _power_of_ten(value: float, _: object) -> str:
@@ -177,12 +188,13 @@ def _power_of_ten(value: float, _: object) -> str:
     return f"10{str(round(log10(value))).translate(digits)}" if value > 0 else ""
 
 
-def _draw_runs(axes: Any, series: Series, measure: str, analysis: Analysis, look: Look) -> None:
-    lines = run_lines(analysis, series.structure, measure, series.role == "open")
+def _draw_runs(axes: Any, series: Series, panel: Panel, analysis: Analysis, look: Look) -> None:
+    lines = run_lines(analysis, panel, series.structure, series.role == "open")
     x = [value for xs, _ in lines for value in (*xs, float("nan"))]
     y = [value for _, ys in lines for value in (*ys, float("nan"))]
     style = "dotted" if series.role == "open" else "solid"
-    drawn = axes.plot(x, y, color=look.colour, alpha=0.3, linewidth=0.7, linestyle=style)
+    alpha = 0.3 if panel.is_counted else 0.7
+    drawn = axes.plot(x, y, color=look.colour, alpha=alpha, linewidth=0.7, linestyle=style)
     drawn[0].set_rasterized(sum(len(run.curve) for run in analysis.runs) > _MOST_POINTS)
 
 

@@ -41,9 +41,9 @@ def run_rows(analysis: Analysis) -> Iterator[Row]:
 
 
 def point_rows(analysis: Analysis) -> Iterator[Row]:
-    """One row for each evaluation, as `read_observations` reads it; compute is multiply-adds."""
+    """One row for each point that counts, as `read_observations` reads it, by multiply-adds."""
     for run in analysis.runs:
-        for point in run.curve:
+        for point in filter(run.counts, run.curve):
             spent = dict(point.spent)
             yield {
                 "run": run.id,
@@ -52,6 +52,7 @@ def point_rows(analysis: Analysis) -> Iterator[Row]:
                 "structure": run.structure,
                 "seed": run.seed,
                 "group": run.group,
+                "size": run.size,
                 "status": run.state,
                 "width": run.width,
                 "depth": run.depth,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import isfinite, isnan
 from typing import Literal, get_args
 
 from einlinear.studies.multiplier import Multiplier
 from einlinear.studies.reports.analyse import Analysis, Measured
-from einlinear.studies.reports.gather import State
 from einlinear.studies.reports.numbers import amount, between, count, duration, listed, short
+from einlinear.studies.reports.shown import State
 
 Verdict = Literal["better", "worse", "alike"]
 
 _FEW_SIZES = 7  # below so many sizes intervals without the ends of a frontier are too narrow
+_MISFIT = 0.02  # of a law, in log loss; noise of seeds is a tenth to a half of it
+_STEEP = 1.3  # a multiplier that changes so much over the losses is not one number
 _WIDE = 0.2  # an interval of linf that is so wide, as a share of the lowest loss, says little
 
 
@@ -97,7 +99,7 @@ def _headline(analysis: Analysis) -> str:
             f"{_codes(alike)} {is_are}."
         )
     if not better:
-        return f"{_code(reference)} needs the least compute for a loss."
+        return f"{_code(reference)} needs the least compute for a loss.{_early(analysis, known)}"
     return _praise(analysis, known, max(better, key=lambda name: known[name].median))
 
 
@@ -112,7 +114,15 @@ def _praise(analysis: Analysis, known: dict[str, Multiplier], best: str) -> str:
     rivals = [n for n, m in known.items() if n != best and not m.median_interval[1] < low]
     if rivals:
         text += f" {_codes(rivals)} may be as good: the intervals overlap."
-    return text
+    return text + _early(analysis, [best])
+
+
+def _early(analysis: Analysis, names: Collection[str]) -> str:
+    """A warning if frontiers of these or of the reference are made of ends of runs."""
+    about = {analysis.reference, *names}
+    if not any(ends.are_early for ends in analysis.ends if ends.structure in about):
+        return ""
+    return " But runs ended early, so this may be far off: see below."
 
 
 def _lowest(main: Measured) -> str:
@@ -150,7 +160,21 @@ def _result(analysis: Analysis, main: Measured, name: str) -> str:
     text += f" ({numbers})"
     if found.mean_is_extrapolated:
         text += ", extrapolated: the two have no losses in common"
-    return text + _by_seconds(analysis, name, kind) + "."
+    return text + _by_seconds(analysis, name, kind) + "." + _trend(found)
+
+
+def _trend(found: Multiplier) -> str:
+    """How the multiplier changes over the losses that both have reached, if it does much."""
+    inside = ~found.is_extrapolated & (found.values > 0)
+    losses, values = found.losses[inside].tolist(), found.values[inside].tolist()
+    ends = sorted(zip(losses, values, strict=True))
+    if not ends or 1 / _STEEP < ends[0][1] / ends[-1][1] < _STEEP:
+        return ""
+    (low, last), (high, first) = ends[0], ends[-1]
+    return (
+        f" The multiplier {'falls' if last < first else 'rises'} from {short(first)} at loss "
+        f"{short(high)} to {short(last)} at loss {short(low)}, by the two laws."
+    )
 
 
 def _by_seconds(analysis: Analysis, name: str, kind: Verdict) -> str:
@@ -205,10 +229,16 @@ def _cautions(analysis: Analysis) -> Iterator[str]:
 
 
 def _about_runs(analysis: Analysis) -> Iterator[str]:
-    runs = analysis.runs
-    other = Counter(run.task for run in analysis.gathered.runs if run.task != analysis.task)
+    runs, everything = analysis.runs, analysis.gathered.runs
+    other = Counter(run.task for run in everything if run.task != analysis.task)
     for task, number in other.items():
         yield f"{count(number, 'run')} of the task {task} not counted here: losses of tasks differ."
+    elsewhere = len(everything) - len(runs) - other.total()
+    if elsewhere:
+        yield (
+            f"{count(elsewhere, 'run')} on other data not counted here: losses do not compare. "
+            "A folder with those alone has a report of its own."
+        )
     if analysis.reference is not None and analysis.settings.reference is None:
         if analysis.reference != "dense" and len(analysis.structures) > 1:
             yield (
@@ -225,11 +255,10 @@ def _about_runs(analysis: Analysis) -> Iterator[str]:
         if number:
             them = "it" if number == 1 else "them"
             yield f"{count(number, 'run')} {words}: no fit counts {them}."
-    for name, text in (("data", "data"), ("device", "devices"), ("processor", "processors")):
+    for name in ("device", "processor", "threads"):
         found = {str(run.environment[name]) for run in runs if name in run.environment}
         if len(found) > 1:
-            hurt = "losses" if name == "data" else "seconds"
-            yield f"The runs are on {len(found)} different {text}, so their {hurt} may not compare."
+            yield f"The runs differ in their {name}, so their seconds may not compare."
     groups = Counter(run.group for run in runs if run.has_result)
     if groups and max(groups.values()) == 1:
         yield "Every setting has one seed: frontiers are made of lucky runs, intervals too narrow."
@@ -262,6 +291,13 @@ def _about_range(main: Measured) -> Iterator[str]:
     if few and main.multipliers:
         which = listed([f"{_code(name)} ({sizes[name]})" for name in few])
         yield f"There are few sizes of {which}: with less than seven, intervals mislead."
+    bent = {r.structure: r.law.rms for r in main.laws.values() if r.law and r.law.rms > _MISFIT}
+    if bent:
+        which = listed([f"{_code(name)} by {100 * rms:.2g} %" for name, rms in bent.items()])
+        yield (
+            f"Laws miss the points they are fitted to: that of {which} (rms). Such points do not "
+            "follow a power law, and intervals do not tell."
+        )
     missing = [row for row in main.laws.values() if row.law is None]
     for row in missing:
         yield f"{_code(row.structure)} has no law: {row.note}."
