@@ -243,6 +243,22 @@ def test_less_than_a_decade(tmp_path):
     assert "Every run has one point" in cautions
 
 
+def test_losses_that_the_reference_does_not_reach(tmp_path):
+    """Beyond the limit of the reference there is no multiplier; before it, it is extrapolated."""
+    table = tmp_path / "runs.csv"
+    rows = [
+        f"{name}{k},{c},{linf + 50 * c**-0.2},{name}"
+        for name, linf in (("dense", 3.0), ("btt", 1.0))
+        for k, c in enumerate(np.geomspace(1e8, 1e12, 24))
+    ]
+    table.write_text("\n".join(["run,compute,loss,structure", *rows]), encoding="utf-8")
+    words = said(table, replace(QUICK, linf="fitted"))
+    assert words.results[0] == "`btt`: `dense` never reaches its losses, by its law."
+    words = said(table)
+    assert "extrapolated: the two have no losses in common" in words.headline
+    assert "ended early" not in words.headline  # which single points do not show
+
+
 def test_a_given_linf_is_said(tmp_path):
     write_runs(tmp_path, (DENSE,), WIDTHS, 1)
     assert "linf was given as 0.5" in " ".join(said(tmp_path, replace(QUICK, linf=0.5)).cautions)

@@ -22,6 +22,7 @@ from einlinear.studies.reports.analyse import Settings, analyse
 from einlinear.studies.reports.figures import make_figures
 from einlinear.studies.reports.gather import gather
 from einlinear.studies.reports.numbers import amount, duration, short
+from einlinear.studies.reports.page import marked
 from einlinear.studies.reports.reproduce import train_command
 from report_records import (
     DENSE,
@@ -100,7 +101,8 @@ def test_the_page_needs_no_script_to_be_read(made):
     words = made[1].words
     text = " ".join("".join(found.texts).split())
     for sentence in (words.headline, *words.results, *words.cautions):
-        assert " ".join(sentence.replace("`", "").split()) in text
+        plain = sentence.replace("`", "").replace("linf", "L\u221e")
+        assert " ".join(plain.split()) in text
     assert all(not name.startswith("on") for name, _ in found.attributes)
     outside = [v for n, v in found.attributes if n in ("src", "href") and v and v[0] not in "#d"]
     assert outside == []
@@ -228,6 +230,12 @@ def test_hostile_texts_stay_texts(tmp_path, make):
     assert "<!--" not in page.split("<body>")[1].split('<script type="application/json"')[0]
 
 
+def test_sentences_as_html():
+    assert marked("`a<linf` is below linf, `b`.") == (
+        "<code>a&lt;linf</code> is below L\u221e, <code>b</code>."
+    )
+
+
 def test_values_inside_scripts():
     value = {"a": [*HOSTILE, float("nan"), 1.5, None, True]}
     text = script_json(value)
@@ -270,7 +278,8 @@ def test_the_command_trains_the_same_run(values):
 
 def test_the_page_says_how_to_do_it_again(made, tmp_path):
     text = "".join(Elements(made[1].page.read_text(encoding="utf-8")).texts)
-    assert f"einlinear sweep {made[0]}/studies/0123456789ab.toml --out {made[0]}" in text
+    study = f"{made[0]}/studies/0123456789ab.toml"
+    assert f"einlinear sweep {study} --out {made[0].name}-again" in text
     assert f"einlinear report {made[0]} --resamples 50" in text
     assert 'structure = ["dense", "btt(rank=2)"' in text
     assert "2.13.0" in text

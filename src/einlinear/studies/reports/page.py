@@ -72,8 +72,9 @@ def _hash(script: str) -> str:
 
 
 def marked(text: str) -> str:
-    """A sentence as HTML, names in backquotes as code."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+    """A sentence as HTML, names in backquotes as code, and linf as tables write it."""
+    names = re.compile(r"`([^`]+)`|\blinf\b")
+    return names.sub(lambda m: f"<code>{m[1]}</code>" if m[1] else "L\u221e", escape(text))
 
 
 def _when(analysis: Analysis) -> list[str]:

@@ -16,7 +16,8 @@ def commands(analysis: Analysis) -> list[tuple[str, str]]:
     found = []
     for study in gathered.studies:
         file = gathered.source / "studies" / study.file
-        command = ["einlinear", "sweep", str(file), "--out", str(gathered.source)]
+        again = f"{gathered.source.resolve().name}-again"  # where they are nothing would be run
+        command = ["einlinear", "sweep", str(file), "--out", again]
         name = f" of {study.name}" if study.name else ""
         found.append((f"All runs{name}", shlex.join(command)))
     best = best_run(analysis)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import isfinite, isinf, isnan
 from typing import Literal, get_args
 
 from einlinear.studies.multiplier import Multiplier
@@ -110,6 +110,8 @@ def _praise(analysis: Analysis, known: dict[str, Multiplier], best: str) -> str:
         f"{_code(best)} needs the least compute for a loss: {_code(mine.reference)} needs "
         f"{short(mine.median)} times as much ({_level(analysis)} {between(mine.median_interval)})."
     )
+    if mine.mean_is_extrapolated:
+        text += " That is extrapolated: the two have no losses in common."
     low = mine.median_interval[0]
     rivals = [n for n, m in known.items() if n != best and not m.median_interval[1] < low]
     if rivals:
@@ -120,7 +122,8 @@ def _praise(analysis: Analysis, known: dict[str, Multiplier], best: str) -> str:
 def _early(analysis: Analysis, names: Collection[str]) -> str:
     """A warning if frontiers of these or of the reference are made of ends of runs."""
     about = {analysis.reference, *names}
-    if not any(ends.are_early for ends in analysis.ends if ends.structure in about):
+    are_early = any(ends.are_early for ends in analysis.ends if ends.structure in about)
+    if not are_early or _has_single_points(analysis):
         return ""
     return " But runs ended early, so this may be far off: see below."
 
@@ -147,6 +150,8 @@ def _result(analysis: Analysis, main: Measured, name: str) -> str:
     reference, kind = _code(found.reference), verdict(found)
     if isnan(found.median):
         return f"{_code(name)} never reaches losses of {reference}, so it has no multiplier."
+    if isinf(found.median):
+        return f"{_code(name)}: {reference} never reaches its losses, by its law."
     ends = between(found.median_interval)
     interval = f"{_level(analysis)} {ends}" if ends else "no interval"
     numbers = f"multiplier {short(found.median)}, {interval}"
@@ -223,7 +228,7 @@ def _cautions(analysis: Analysis) -> Iterator[str]:
     main = analysis.main
     if main is None:
         return
-    yield from _about_ends(analysis, main)
+    yield from _about_ends(analysis)
     yield from _about_range(main)
     yield from _about_linf(analysis, main)
 
@@ -264,9 +269,14 @@ def _about_runs(analysis: Analysis) -> Iterator[str]:
         yield "Every setting has one seed: frontiers are made of lucky runs, intervals too narrow."
 
 
-def _about_ends(analysis: Analysis, main: Measured) -> Iterator[str]:
+def _has_single_points(analysis: Analysis) -> bool:
+    """Whether no run has two points, so that how runs ended is not known."""
     runs = [run for run in analysis.runs if run.has_result]
-    if all(sum(point.loss is not None for point in run.curve[-2:]) < 2 for run in runs):
+    return all(sum(point.loss is not None for point in run.curve[-2:]) < 2 for run in runs)
+
+
+def _about_ends(analysis: Analysis) -> Iterator[str]:
+    if _has_single_points(analysis):
         yield "Every run has one point, so whether runs were long enough cannot be checked."
         return
     capped = [ends for ends in analysis.ends if ends.are_early]
