@@ -149,6 +149,7 @@ def test_the_points_make_the_same_report(made, tmp_path):
     ours = analyse(gather(made[0]), Settings(resamples=20)).main
     theirs = analyse(gather(table), Settings(resamples=20)).main
     assert set(ours.laws) == set(theirs.laws)
+    assert set(ours.data.size) == set(theirs.data.size)
     for name, row in ours.laws.items():
         assert repr(theirs.laws[name].law) == repr(row.law)  # nan is nan
 
