@@ -2,7 +2,9 @@
 
 import itertools
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,6 +99,19 @@ def test_toml_and_back(tmp_path_factory, name, data, widths, rates, tied):
     assert (again.name, again.id) == (study.name, study.id)
 
 
+def test_values_of_other_packages_are_kept_as_a_file_has_them(tmp_path):
+    base = {"task": "text", "data": Path("a") / "b.txt", "lr": np.float64(0.5)}
+    study = Study("s", base, ({"seed": range(2), "width": (np.int64(16), 32)},))
+    path = tmp_path / "s.toml"
+    path.write_text(study.to_toml())
+    assert load_study(path) == study
+    assert (
+        configs(study)[3].as_dict()
+        == el.RunConfig(task="text", data="a/b.txt", lr=0.5, seed=1, width=32).as_dict()
+    )
+    assert len({c.id for c in configs(study)}) == 4
+
+
 @pytest.mark.parametrize(
     ("values", "what", "fix"),
     [
@@ -104,13 +119,20 @@ def test_toml_and_back(tmp_path_factory, name, data, widths, rates, tied):
         ({"width": 64}, "unknown key 'width'", r"put it under \[base\] or \[grid\]"),
         ({"base": {"widht": 64}}, "unknown setting 'widht'", "did you mean 'width'?"),
         ({"base": {"flop": 1e9}}, "unknown setting 'flop'", "did you mean 'flops'?"),
-        ({"grid": {"width": []}}, r"width is \[\]", "give"),
-        ({"grid": {"width": [64, 64]}}, r"width is \[64, 64\]", "give"),
+        ({"grid": {"width": []}}, r"width is \[\]", "give width a value"),
+        ({"grid": {"width": [64, 64]}}, r"width is \[64, 64\]", "leave the second 64 out"),
+        ({"grid": {"betas": [[0, 0.9], [0, 0.9]]}}, "betas is", "leave the second [0, 0.9] out"),
+        ({"base": {"width": [16, 32]}}, r"width in base is \[16, 32\]", "put width under [grid]"),
+        ({"base": {"data": None}}, "data is None", "leave it out"),
+        ({"grid": {"data": [None, "a.txt"]}}, "data is None", "leave it out"),
+        ({"grid": {"seed": {1, 2}}}, "seed is {1, 2}", "or a list"),
+        ({"base": None}, "base is None", "give"),
         ({"grid": []}, r"grid is \[\]", "give"),
         ({"grid": [3]}, "grid is 3", "give"),
         ({"name": 3}, "name is 3", "give"),
-        ({"base": {"flops": 0}}, "flops is 0", "give"),
-        ({"base": {"flops": True}}, "flops is True", "give"),
+        ({"base": {"flops": 0}}, "flops is 0", "flops = 1e12"),
+        ({"base": {"flops": True}}, "flops is True", "flops = 1e12"),
+        ({"base": {"flops": 10**400}}, "flops is 1000", "flops = 1e12"),
         ({"base": {"flops": 1e9, "steps": 3}}, r"steps are 3 and flops 1e\+09", "leave"),
         ({"grid": {"structure": ["dense", "bttt"]}}, "bttt", "btt"),
         ({"grid": {"width": [64, 65]}}, "65", "multiple"),

@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from hashlib import sha256
 from itertools import product
-from math import isfinite
-from numbers import Real
-from pathlib import Path
+from numbers import Integral, Real
+from pathlib import Path, PurePath
 from typing import Any
 
 from einlinear.errors import EinlinearError
@@ -20,6 +19,7 @@ from einlinear.studies.config_file import read_config
 BUDGET = "flops"
 """What a grid or base may say instead of steps: FLOPs of a run, forward and backward."""
 
+_MOST_FLOPS = 1e30  # more than all computers of the world do in a century
 _KEYS = ("name", "base", "grid")
 _FIELDS = tuple(field.name for field in fields(RunConfig))
 _EXAMPLE = 'give [base] task = "text" and [grid] structure = ["dense", "btt"]'
@@ -55,12 +55,13 @@ class Study:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise _wrong("name", self.name, "a study has a name, which is a text")
-        for grid in (self.base, *self.grids):
-            if not isinstance(grid, Mapping):
-                raise _wrong("grid", grid, "base and grids are tables of settings")
-            for key in grid:
-                _check_key(key)
+            raise _wrong("name", self.name, "a study has a name, which is a text", "give a text")
+        object.__setattr__(self, "base", _plain_table("base", self.base))
+        object.__setattr__(self, "grids", tuple(_plain_table("grid", g) for g in self.grids))
+        for name, value in self.base.items():
+            if isinstance(value, list) and not _is_one(name, value):
+                rule = "base has one value for each setting, which all runs share"
+                raise _wrong(f"{name} in base", value, rule, f"put {name} under [grid]")
         cells = tuple(self._cells())
         if not cells:
             raise _wrong("grid", list(self.grids), "a study has one run or more")
@@ -139,21 +140,51 @@ def _check_key(key: object) -> None:
     )
 
 
+def _plain_table(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a file has them."""
+    if not isinstance(values, Mapping):
+        raise _wrong(place, values, "base and grids are tables of settings")
+    for key in values:
+        _check_key(key)
+    return {name: _plain(name, value) for name, value in values.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value as a file has it; paths, ranges and numbers of other packages become plain ones."""
+    if isinstance(value, list | tuple | range):
+        return [_plain(name, entry) for entry in value]
+    if isinstance(value, str | bool):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    fix = "leave it out" if value is None else "give one of these, or a list"
+    raise _wrong(name, value, "a setting is a text, a number, a flag, or a list of them", fix)
+
+
+def _is_one(name: str, value: list[Any]) -> bool:
+    """Whether a list is one value, not several: only betas are a pair."""
+    return name == "betas" and not any(isinstance(entry, list) for entry in value)
+
+
 def _values(name: str, value: Any) -> tuple[Any, ...]:
     """The values that a setting of a grid takes, each once."""
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list) or _is_one(name, value):
         return (value,)
-    is_one = name == "betas" and not any(isinstance(entry, list | tuple) for entry in value)
-    if is_one:
-        return (list(value),)
     if not value:
-        raise _wrong(name, value, "a list of a grid has one value or more")
-    unique: list[Any] = []
+        rule = "a list of a grid has one value or more"
+        raise _wrong(name, value, rule, f"give {name} a value, or leave it out")
+    seen = set()
     for entry in value:
-        if entry in unique:
-            raise _wrong(name, value, "a list of a grid has each value once")
-        unique.append(entry)
-    return tuple(unique)
+        key = str(entry) if isinstance(entry, list) else entry
+        if key in seen:
+            rule = "a list of a grid has each value once"
+            raise _wrong(name, value, rule, f"leave the second {entry!r} out")
+        seen.add(key)
+    return tuple(value)
 
 
 def _replaces(chosen: Mapping[str, Any], key: str) -> bool:
@@ -166,9 +197,10 @@ def _cell(settings: Mapping[str, Any]) -> Cell:
     flops = settings.get(BUDGET)
     if flops is None:
         return Cell(rest)
-    is_number = isinstance(flops, Real) and not isinstance(flops, bool)
-    if not is_number or not isfinite(flops) or flops <= 0:
-        raise _wrong(BUDGET, flops, f"{BUDGET} is a number above 0")
+    is_number = isinstance(flops, int | float) and not isinstance(flops, bool)
+    if not is_number or not 0 < flops <= _MOST_FLOPS:
+        rule = f"{BUDGET} is a number above 0, of {_MOST_FLOPS:g} or less"
+        raise _wrong(BUDGET, flops, rule, f"give a number such as {BUDGET} = 1e12")
     if "steps" in rest:
         raise EinlinearError(
             what=f"steps are {rest['steps']!r} and {BUDGET} {flops:g}",
@@ -178,8 +210,8 @@ def _cell(settings: Mapping[str, Any]) -> Cell:
     return Cell(rest, float(flops))
 
 
-def _wrong(name: str, value: object, rule: str) -> EinlinearError:
-    return EinlinearError(what=f"{name} is {value!r:.120}", rule=rule, fix=_EXAMPLE)
+def _wrong(name: str, value: object, rule: str, fix: str = _EXAMPLE) -> EinlinearError:
+    return EinlinearError(what=f"{name} is {value!r:.120}", rule=rule, fix=fix)
 
 
 def _table(values: Mapping[str, Any]) -> list[str]:
