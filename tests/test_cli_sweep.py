@@ -40,13 +40,31 @@ def test_a_dry_run_says_everything_and_writes_nothing(capsys, tmp_path, study):
     assert not out.exists()
 
 
+def test_a_dry_run_for_ray_knows_no_cluster(capsys, tmp_path, study):
+    command = ["sweep", str(study), "--out", str(tmp_path / "out"), "--dry-run", "--executor"]
+    code, printed, _ = run(capsys, *command, "ray", "--address", "nowhere:1")
+    assert code == 0
+    assert "as many at once as there is room for, by tasks of Ray of 1 thread each; " in printed
+    _, printed, _ = run(capsys, *command, "ray", "--processes", "3")
+    assert "3 at once by tasks of Ray" in printed
+
+
+def test_combinations_that_are_the_same_run(capsys, tmp_path):
+    path = tmp_path / "study.json"
+    grid = {"structure": ["monarch", "btt(rank=1)", "dense"]}
+    path.write_text(json.dumps({"base": TINY, "grid": grid}))
+    _, printed, _ = run(capsys, "sweep", str(path), "--out", str(tmp_path / "out"), "--dry-run")
+    assert "2 runs, " in printed
+    assert "FLOPs in all; combinations that repeat another: 1\n" in printed
+
+
 def test_runs_here_and_what_is_done_is_done(capsys, tmp_path, study):
-    out = tmp_path / "out"
+    out = tmp_path / "out of here"
     command = ["sweep", str(study), "--out", str(out), "--executor", "inline"]
     code, printed, err = run(capsys, *command)
     assert code == 0, err
     assert "4 runs have a record, 0 of them diverged; 0 failed" in printed
-    assert f"next: einlinear report {out}" in printed
+    assert f"next: einlinear report '{out}'" in printed, "as a shell needs it"
     assert "4 of 4 runs done" in err
     config = tiny(steps=6, warmup=0, seed=1, width=32)
     path = out / "runs" / config.id
@@ -94,10 +112,12 @@ def test_bad_flags(capsys, tmp_path, study, flags, what):
 
 def test_a_directory_of_a_single_run_is_refused(capsys, tmp_path, study):
     el.train(tiny(steps=1, warmup=0), tmp_path / "out")
-    command = ["sweep", str(study), "--out", str(tmp_path / "out"), "--executor", "inline"]
-    code, _, err = run(capsys, *command)
-    assert code == 2
-    assert "is the directory of a single run" in err
+    for flags in (["--executor", "inline"], ["--dry-run"]):
+        code, _, err = run(capsys, "sweep", str(study), "--out", str(tmp_path / "out"), *flags)
+        assert code == 2
+        assert "is the directory of a single run" in err
+    code, _, err = run(capsys, "sweep", str(study), "--out", str(study), "--dry-run")
+    assert (code, err.splitlines()[0]) == (2, f"einlinear: {study} is a file")
 
 
 def test_failures_are_kept_in_order(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -44,7 +45,7 @@ def sweep(
         study: the file.
         out: directory; each run has its own in DIR/runs.
         executor: local processes, this process (inline), a Ray cluster, or Slurm.
-        processes: how many runs at once; by cores unless given.
+        processes: how many runs at once; by cores unless given, on Ray by its room.
         threads: of each run; by cores unless given.
         address: of a Ray cluster; one is started on this machine unless given.
         slurm: settings of Slurm jobs, such as partition=cpu time=120 mem=8G.
@@ -69,10 +70,10 @@ def sweep(
 
 
 def _plan_only(study: Study, out: Path, placing: Placing) -> SweepPlan:
-    from einlinear.studies.sweeps.sweep import plan_sweep  # torch takes a while to load
+    # Torch takes a while to load.
+    from einlinear.studies.sweeps.sweep import plan_sweep, sweep_directory
 
-    assert placing.processes is not None, "`place` has chosen"
-    return plan_sweep(study, out.absolute(), placing, placing.processes)
+    return plan_sweep(study, sweep_directory(out), placing, placing.processes)
 
 
 def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -119,6 +120,8 @@ def _print_plan(plan: SweepPlan) -> None:
 def _plan_line(plan: SweepPlan) -> str:
     left = len(plan.runs) - len(plan.finished)
     line = f"{len(plan.runs)} runs, {plan.flops:.3g} FLOPs in all"
+    if plan.repeats:
+        line += f"; combinations that repeat another: {plan.repeats}"
     if plan.finished:
         line += f"; {len(plan.finished)} are done, {left} to go"
     if not left:
@@ -132,7 +135,10 @@ def _where(plan: SweepPlan) -> str:
     nouns = {"local": "processes", "ray": "tasks of Ray", "slurm": "jobs of Slurm"}
     threads = plan.placing.threads
     each = "1 thread" if threads == 1 else f"{threads} threads"
-    return f"{plan.slots} at once by {nouns[plan.placing.executor]} of {each} each"
+    by = f"by {nouns[plan.placing.executor]} of {each} each"
+    if plan.slots is None:
+        return f"as many at once as there is room for, {by}; one after the other"
+    return f"{plan.slots} at once {by}"
 
 
 def _structure(structure: str, num_experts: int) -> str:
@@ -153,4 +159,4 @@ def _print_result(result: SweepResult) -> None:
     if result.failures:
         print("give the same command again to try the failed runs once more")
     print(f"wrote {result.plan.out}")
-    print(f"next: einlinear report {result.plan.out}")
+    print(f"next: einlinear report {quote(str(result.plan.out))}")

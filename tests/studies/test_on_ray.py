@@ -16,6 +16,7 @@ import pytest
 from einlinear import EinlinearError
 from einlinear.studies.sweeps import on_ray
 from einlinear.studies.sweeps.on_ray import RayExecutor
+from einlinear.studies.sweeps.placing import Placing, opened
 from einlinear.studies.sweeps.ray_driver import Cluster, serve
 from jobs import all_ended, assert_trained, first_checkpoint, is_gone, tiny_job, wait_for
 
@@ -142,6 +143,15 @@ def test_jobs_that_no_machine_has_room_for(monkeypatch):
     executor = RayExecutor("auto", 4)
     assert executor.slots == 1
     executor.close()
+
+
+@pytest.mark.parametrize(("most", "slots"), [(None, 5), (3, 3), (8, 5)])
+def test_no_more_at_once_than_asked_for(monkeypatch, tmp_path, most, slots):
+    answer = ["sh", "-c", """echo '{"largest": 4.0, "slots": 5}'"""]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    monkeypatch.setattr(on_ray, "_driver", lambda *_: subprocess.Popen(answer, **pipes))
+    with opened(Placing("ray", most, 1), tmp_path) as executor:
+        assert executor.slots == slots
 
 
 def test_nobody_listens():

@@ -138,6 +138,8 @@ def test_shapes_ignore_what_costs_nothing():
         (1, {"processes": 5}, 2, 5, 1),
         (12, {"executor": "inline"}, 4, 1, None),
         (100, {"executor": "slurm"}, 4, 64, 1),
+        (100, {"executor": "ray"}, 4, None, 1),
+        (100, {"executor": "ray", "processes": 3, "threads": 2}, 4, 3, 2),
     ],
 )
 def test_processes_and_threads(monkeypatch, runs, given, cores, processes, threads):
@@ -176,6 +178,7 @@ def test_each_process_sees_its_gpu(monkeypatch):
         ({"executor": "cloud"}, "executor is 'cloud'"),
         ({"processes": 0}, "processes"),
         ({"threads": -1}, "threads"),
+        ({"executor": "inline", "processes": 2}, "processes are 2, the executor inline"),
         ({"address": "auto"}, "address is 'auto', the executor local"),
         ({"slurm": {"time": "1"}, "executor": "ray"}, "the executor ray"),
     ],

@@ -32,10 +32,18 @@ class RayExecutor:
         address: of a cluster: "auto", "host:6379", "ray://host:10001"; None starts one on this
             machine, which `close` ends.
         threads: CPUs of a job.
+        most: jobs at once, if the cluster has room for more.
         cpus: of a cluster that is started here; all of the machine unless given.
     """
 
-    def __init__(self, address: str | None, threads: int, *, cpus: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        threads: int,
+        *,
+        most: int | None = None,
+        cpus: int | None = None,
+    ) -> None:
         if find_spec("ray") is None:
             raise missing_package("ray", "ray")
         self._name = f"the Ray cluster {address}" if address else "a Ray cluster on this machine"
@@ -47,7 +55,7 @@ class RayExecutor:
         self._selector = DefaultSelector()
         self._selector.register(self._answers, EVENT_READ)
         self._buffer = b""
-        self._slots = 1
+        self._slots, self._most = 1, most
         self._outcomes: list[Outcome] = []
         try:
             self._open(threads)
@@ -57,8 +65,8 @@ class RayExecutor:
 
     @property
     def slots(self) -> int:
-        """Jobs that the cluster has room for; it may grow and shrink."""
-        return self._slots
+        """Jobs that the cluster has room for, up to the most; it may grow and shrink."""
+        return self._slots if self._most is None else min(self._slots, self._most)
 
     def start(self, job: Job) -> None:
         """Send a job to the cluster, which runs it as soon as there is room."""

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,7 +28,8 @@ class Placing:
 
     Args:
         executor: local processes, this process (inline), Ray, or Slurm.
-        processes: how many runs at once; chosen by `place` unless given.
+        processes: how many runs at once; chosen by `place` unless given, but for Ray, where it is
+            the most that may be, and all that there is room for unless given.
         threads: of each run; chosen by `place` unless given, but for inline, which keeps its own.
         address: of a Ray cluster; one is started on this machine unless given.
         slurm: settings of Slurm jobs by name, such as {"partition": "cpu", "time": "120"}.
@@ -52,6 +53,12 @@ class Placing:
         for name in ("processes", "threads"):
             if getattr(self, name) is not None:
                 whole_number(getattr(self, name), name, 1)
+        if self.executor == "inline" and (self.processes or 1) > 1:
+            raise EinlinearError(
+                what=f"processes are {self.processes}, the executor inline",
+                rule="inline runs are trained one after the other, in this process",
+                fix='give executor="local", or leave processes out',
+            )
         belongs = {"address": "ray", "slurm": "slurm"}
         for name, executor in belongs.items():
             if getattr(self, name) and self.executor != executor:
@@ -70,9 +77,11 @@ def place(study: Study, placing: Placing) -> Placing:
     the runs of the whole study, not on those that are left: a run has the same threads, and so
     the same rounding, when a sweep goes on. A GPU has one process.
     """
+    if placing.executor == "ray":
+        return replace(placing, threads=placing.threads or 1)
     num_runs = len(study.cells)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    gpus, most = 0, _MOST_QUEUED  # of Ray and Slurm, which know their machines
+    gpus, most = 0, _MOST_QUEUED  # of Slurm, which knows its machines
     own_threads: int | None = 1
     if placing.executor == "inline":
         most, own_threads = 1, None
@@ -81,12 +90,10 @@ def place(study: Study, placing: Placing) -> Placing:
         gpus = count_gpus() if is_used else 0
         most = gpus or cores or 1
         own_threads = max(1, (cores or 1) // (placing.processes or min(num_runs, most)))
-    return Placing(
-        executor=placing.executor,
+    return replace(
+        placing,
         processes=placing.processes or min(num_runs, most),
         threads=placing.threads or own_threads,
-        address=placing.address,
-        slurm=placing.slurm,
         gpus=gpus,
     )
 
@@ -107,15 +114,14 @@ def _make(placing: Placing, out: Path) -> Executor:
 
         return InlineExecutor()
     processes, threads = placing.processes, placing.threads
-    assert processes is not None, "`place` has chosen"
     assert threads is not None, "`place` has chosen"
-    if placing.executor == "local":
-        return LocalExecutor(processes, threads, placing.gpus)
-    # The others load packages that are extras.
-    if placing.executor == "ray":
+    if placing.executor == "ray":  # it and Slurm load packages that are extras
         from einlinear.studies.sweeps.on_ray import RayExecutor
 
-        return RayExecutor(placing.address, threads)
+        return RayExecutor(placing.address, threads, most=processes)
+    assert processes is not None, "`place` has chosen"
+    if placing.executor == "local":
+        return LocalExecutor(processes, threads, placing.gpus)
     from einlinear.studies.sweeps.on_slurm import SlurmExecutor
 
     return SlurmExecutor(out / "slurm", processes, threads, placing.slurm)

@@ -32,7 +32,7 @@ class SweepPlan:
     runs: all runs of the study.
     seconds: about how long each takes.
     records: of runs that have one, by id.
-    placing, slots: where, and how many at once.
+    placing, slots: where, and how many at once; None where only a cluster can tell.
     """
 
     study: Study
@@ -41,7 +41,7 @@ class SweepPlan:
     seconds: tuple[float, ...]
     records: Mapping[str, RunRecord]
     placing: Placing
-    slots: int
+    slots: int | None
 
     @property
     def finished(self) -> frozenset[str]:
@@ -49,11 +49,16 @@ class SweepPlan:
         return frozenset(self.records)
 
     @property
+    def repeats(self) -> int:
+        """Combinations of the study that are the same run as another, such as btt and monarch."""
+        return len(self.study.cells) - len(self.runs)
+
+    @property
     def seconds_left(self) -> float:
-        """About how long it takes to run what has no record."""
+        """About how long it takes to run what has no record; one by one if slots are None."""
         pairs = zip(self.runs, self.seconds, strict=True)
         left = [seconds for run, seconds in pairs if run.id not in self.records]
-        return makespan(left, self.slots)
+        return makespan(left, self.slots or 1)
 
     @property
     def flops(self) -> int:
@@ -92,7 +97,7 @@ def sweep(
         study: a Study, its settings by name, or a TOML file.
         out: directory of the sweep; run ID goes to out/runs/ID.
         executor: local processes, inline (this process), ray, or slurm.
-        processes: how many runs at once; by the machine unless given.
+        processes: how many runs at once; by the machine unless given, on Ray by its room.
         threads: of each run; by the machine unless given.
         address: of a Ray cluster; one is started on this machine unless given.
         slurm: settings of Slurm jobs by name.
@@ -112,13 +117,7 @@ def sweep(
 
 def prepare_directory(study: Study, out: str | Path) -> Path:
     """Make the directory of a sweep, with the study in it."""
-    out = Path(out).absolute()
-    if (out / "record.json").exists() or (out / "metrics.jsonl").exists():
-        raise EinlinearError(
-            what=f"{out} is the directory of a single run",
-            rule="a sweep has a directory of its own, with a folder for every run",
-            fix="choose another directory",
-        )
+    out = sweep_directory(out)
     path, text = out / STUDIES / f"{study.id}.toml", study.to_toml().encode()
     if not _holds(path, text):
         try:
@@ -129,7 +128,25 @@ def prepare_directory(study: Study, out: str | Path) -> Path:
     return out
 
 
-def plan_sweep(study: Study, out: Path, placing: Placing, slots: int) -> SweepPlan:
+def sweep_directory(out: str | Path) -> Path:
+    """The whole path of a directory in which a sweep can be; nothing is written."""
+    out = Path(out).absolute()
+    if out.exists() and not out.is_dir():
+        raise EinlinearError(
+            what=f"{out} is a file",
+            rule="a sweep has a directory of its own, with a folder for every run",
+            fix="choose another path",
+        )
+    if (out / "record.json").exists() or (out / "metrics.jsonl").exists():
+        raise EinlinearError(
+            what=f"{out} is the directory of a single run",
+            rule="a sweep has a directory of its own, with a folder for every run",
+            fix="choose another directory",
+        )
+    return out
+
+
+def plan_sweep(study: Study, out: Path, placing: Placing, slots: int | None) -> SweepPlan:
     """What a sweep will do; runs are timed for a few seconds, nothing is written."""
     runs = plan_runs(study)
     read = ((run.id, finished(out / RUNS / run.id)) for run in runs)
