@@ -157,6 +157,26 @@ def test_ctrl_c(capsys, monkeypatch):
     assert (code, err) == (130, "einlinear: interrupted\n")
 
 
+IMPORTING = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+except BaseException:
+    pass  # as packages do that want to be there in any case
+print("half a module")
+"""
+
+
+def test_ctrl_c_while_modules_are_loaded(tmp_path):
+    (tmp_path / "torch.py").write_text(IMPORTING)
+    command = [sys.executable, "-m", "einlinear", "doctor"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (130, "einlinear: interrupted\n")
+    assert "half a module" not in result.stdout
+
+
 def test_help_without_arguments(capsys):
     code, out, _ = run(capsys)
     assert code == 0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
+from threading import current_thread, main_thread
+from types import FrameType
 
 from einlinear import __version__
 from einlinear.errors import EinlinearError
@@ -59,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of a table
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _imports_end_whole():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _note  # type: ignore[assignment]
             app.cli(prog="einlinear", description=_ABOUT, args=arguments or ["--help"])
@@ -68,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"einlinear: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print("einlinear: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+        print(_INTERRUPTED, file=sys.stderr)
+        raise SystemExit(_INTERRUPTED_CODE) from None
     except OSError as error:
         # The reader of the output is gone, or its disk is full: say so, without a second failure.
         sys.stdout = open(os.devnull, "w")
@@ -78,8 +82,37 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(1) from None
 
 
+@contextmanager
+def _imports_end_whole() -> Iterator[None]:
+    """Ctrl-C during an import ends the process at once, meanwhile; else it is as ever.
+
+    Packages catch what their imports raise, and go on with half of a module: torch and NumPy then
+    fail in strange ways, after seconds. Whatever this process has started sees it end.
+    """
+    held = signal.getsignal(signal.SIGINT)
+    if held is not signal.default_int_handler or current_thread() is not main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, held)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    at = frame
+    while at is not None:
+        if at.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, f"{_INTERRUPTED}\n".encode())
+            os._exit(_INTERRUPTED_CODE)
+        at = at.f_back
+    signal.default_int_handler(number, frame)
+
+
 def _note(message: Warning | str, *_: object) -> None:
     print(f"note: {message}", file=sys.stderr)
 
 
+_INTERRUPTED, _INTERRUPTED_CODE = "einlinear: interrupted", 130
 _ABOUT = f"Linear layers of any structure an einsum can express. Version {__version__}."
