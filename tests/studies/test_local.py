@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -72,6 +74,20 @@ def test_last_words_of_a_worker(executor):
     ended = outcome(executor)
     assert ended.end == "killed"
     assert ended.text == "the process of the run ended with code 3\nsome last words\n"
+
+
+def test_a_worker_leaves_while_it_loads_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("import time; print('loading'); time.sleep(60)")
+    paths = os.pathsep.join([str(tmp_path), local.package_path()["PYTHONPATH"]])
+    command = [sys.executable, "-u", "-m", "einlinear.studies.sweeps.worker"]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, **pipes) as process:
+        try:
+            assert process.stderr.readline() == b"loading\n"
+            process.stdin.close()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("rest", [b"", b'{"id": "half'])

@@ -14,7 +14,6 @@ from queue import SimpleQueue
 from threading import Thread
 
 from einlinear.studies.sweeps.job import Job
-from einlinear.studies.sweeps.run_job import run_job
 
 
 def main() -> None:
@@ -25,6 +24,9 @@ def main() -> None:
     faulthandler.enable()
     jobs: SimpleQueue[Job] = SimpleQueue()
     Thread(target=_read, args=(jobs,), daemon=True).start()
+    # Torch takes seconds to load, in which the input may end.
+    from einlinear.studies.sweeps.run_job import run_job
+
     while True:
         print(json.dumps(asdict(run_job(jobs.get()))), file=answers, flush=True)
 
