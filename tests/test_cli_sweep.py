@@ -149,6 +149,18 @@ def test_a_live_picture_in_a_terminal():
     assert "failed    c low: ValueError: no" in shown
 
 
+@pytest.mark.parametrize(("width", "has_bars"), [(48, False), (71, False), (72, True)])
+def test_names_are_seen_in_a_narrow_terminal(width, has_bars):
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, color_system=None)
+    with sweep_display.sweep_display(console, {}) as show:
+        show(AT)
+    shown = file.getvalue()
+    assert "btt [bold]x" in shown
+    assert "420/1,000  loss 1.9123" in shown
+    assert ("━" in shown) == has_bars
+
+
 def test_lines_in_a_log(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(sweep_display, "monotonic", lambda: now[0])
@@ -175,7 +187,7 @@ def test_a_log_that_is_full(monkeypatch):
 def test_no_more_rows_than_fit():
     many = SweepProgress(99, 0, 0, 0, RUNNING * 15, 0.0, 1.0)
     console = Console(file=io.StringIO(), width=80)
-    console.print(sweep_display.picture(many))
+    console.print(sweep_display.picture(many, 120))
     assert "and 10 more" in console.file.getvalue()
 
 

@@ -19,6 +19,7 @@ from einlinear.studies.sweeps.progress import Failure, SweepProgress
 _SECONDS_BETWEEN_LINES = 15.0
 _MOST_ROWS = 20
 _BAR = 20
+_LEAST_WITH_BARS = 72  # columns; in fewer, the names of runs need them
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def sweep_display(
             def draw(at: SweepProgress) -> None:
                 for ended in at.last:
                     live.console.print(_ending(ended, labels), markup=False)
-                live.update(picture(at), refresh=True)
+                live.update(picture(at, console.width), refresh=True)
 
             yield draw
         return
@@ -57,18 +58,21 @@ def _say(text: str) -> None:
         pass
 
 
-def picture(at: SweepProgress) -> Group:
-    """One line for all, and one for each run under way."""
+def picture(at: SweepProgress, width: int) -> Group:
+    """One line for all, and one for each run under way; bars only where there is room for them."""
+    bars = int(width >= _LEAST_WITH_BARS)
     head = Table.grid(padding=(0, 2, 0, 0))
-    head.add_row(ProgressBar(1.0, at.share, width=_BAR), Text(_summary(at), style="bold"))
+    bar = ProgressBar(1.0, at.share, width=_BAR)
+    head.add_row(*[bar] * bars, Text(_summary(at), style="bold"))
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    table.add_column(width=_BAR)
+    for _ in range(bars):
+        table.add_column(width=_BAR)
     table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     for _ in range(3):
         table.add_column(justify="right", no_wrap=True)
     for run in at.running[:_MOST_ROWS]:
         table.add_row(
-            ProgressBar(run.total, run.done, width=_BAR),
+            *[ProgressBar(run.total, run.done, width=_BAR)] * bars,
             Text(run.label + " (another sweep)" * run.is_elsewhere),
             Text(f"{run.done:,}/{run.total:,}"),
             Text("starting" if run.loss is None else f"loss {run.loss:.4f}"),
