@@ -149,7 +149,7 @@ def test_a_live_picture_in_a_terminal():
     assert "failed    c low: ValueError: no" in shown
 
 
-@pytest.mark.parametrize(("width", "has_bars"), [(48, False), (71, False), (72, True)])
+@pytest.mark.parametrize(("width", "has_bars"), [(54, False), (71, False), (72, True)])
 def test_names_are_seen_in_a_narrow_terminal(width, has_bars):
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, color_system=None)

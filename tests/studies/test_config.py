@@ -165,8 +165,9 @@ def test_unknown_keys(tmp_path):
 @pytest.mark.parametrize("text", ["lr = ", "[1, 2", "7"])
 @pytest.mark.parametrize("name", ["a.toml", "a.json"])
 def test_files_that_cannot_be_read(tmp_path, name, text):
-    with pytest.raises(EinlinearError, match="cannot read"):
+    with pytest.raises(EinlinearError, match="cannot read") as caught:
         load_config(tmp_path / name)
+    assert caught.value.fix == "check its path"
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(EinlinearError, match="cannot read"):
         load_config(tmp_path / name)

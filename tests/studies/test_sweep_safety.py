@@ -333,7 +333,7 @@ def test_directories_that_are_something_else(tmp_path, reference):
     run = records(whole)[0].parent
     before = stamps(whole)
     for given, out, text in [
-        (study, file, f"cannot write {file}"),
+        (study, file, f"{file} is a file"),
         (study, run, f"{run} is the directory of a single run"),
         (tmp_path / "missing.toml", tmp_path / "out", "cannot read"),
         (bad, tmp_path / "out", "cannot read"),

@@ -29,7 +29,9 @@ def read_config(path: str | Path) -> dict[str, object]:
         raise EinlinearError(
             what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
             rule="a config is a TOML file, or JSON if its name ends in .json",
-            fix='write lines such as: structure = "btt(rank=2)"',
+            fix="check its path"
+            if isinstance(error, OSError)
+            else 'write lines such as: structure = "btt(rank=2)"',
         ) from error
     return values
 

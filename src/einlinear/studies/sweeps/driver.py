@@ -63,7 +63,6 @@ class Driver:
         self._running: list[str] = []
         self._elsewhere: dict[str, float] = {}  # and when each may be taken over, at the soonest
         self._told: list[RunRecord | Failure] = []
-        self._begin = monotonic()
         self._pace = _Pace()
 
     def to_the_end(self) -> tuple[dict[str, RunRecord], dict[str, Failure]]:
