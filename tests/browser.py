@@ -163,8 +163,6 @@ def browser():
     # Moved out of the way: the browser speaks through the files number 3 and 4.
     theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (ends[0][0], ends[1][1])]
     write, read = ends[0][1], ends[1][0]
-    os.close(ends[0][0])
-    os.close(ends[1][1])
 
     def connect():
         for end, number in zip(theirs, (3, 4), strict=True):
@@ -178,7 +176,8 @@ def browser():
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for end in theirs:
+        # Not before: numbers 3 and 4 would be free for the pipe by which a failed start is told.
+        for end in (*theirs, ends[0][0], ends[1][1]):
             os.close(end)
         try:
             yield Page(write, read)
