@@ -12,7 +12,6 @@ import einlinear as el
 from einlinear import sweep_display
 from einlinear.studies.sweeps.job import keep_failure
 from einlinear.studies.sweeps.progress import Failure, Running, SweepProgress
-from einlinear.sweep_display import duration
 from runs import TINY, tiny, without_clock
 from test_cli import run
 
@@ -142,9 +141,9 @@ def test_a_live_picture_in_a_terminal():
         show(AT)
         show(SweepProgress(24, 9, 1, 1, (), 0.4, 1.0, (failure,)))
     shown = file.getvalue()
-    assert "10 of 24 runs done, 1 diverged, 1 failed, 2 running, about 1:06 h left" in shown
+    assert "10 of 24 runs done, 1 diverged, 1 failed, 2 running, about 66.7 min left" in shown
     assert "btt [bold]x" in shown
-    assert "420/1,000  loss 1.9123  1:15 min left" in shown
+    assert "420/1,000  loss 1.9123  75.0 s left" in shown
     assert "dense (another sweep)" in shown
     assert "failed    c low: ValueError: no" in shown
 
@@ -191,23 +190,6 @@ def test_no_more_rows_than_fit():
     assert "and 10 more" in console.file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0.0 s"),
-        (9.94, "9.9 s"),
-        (9.96, "10 s"),
-        (59.4, "59 s"),
-        (125, "2:05 min"),
-        (3599, "59:59 min"),
-        (11_400, "3:10 h"),
-        (187_200, "2 d 4 h"),
-    ],
-)
-def test_times_for_people(seconds, text):
-    assert duration(seconds) == text
-
-
 def test_names_that_look_like_markup(capsys, tmp_path):
     path = tmp_path / "study.toml"
     text = el.Study("[/b] [red]name", TINY).to_toml()
@@ -215,6 +197,16 @@ def test_names_that_look_like_markup(capsys, tmp_path):
     code, printed, err = run(capsys, "sweep", str(path), "--out", str(tmp_path), "--dry-run")
     assert code == 0, err
     assert "[/b] [red]name" in printed
+
+
+def test_the_plan_names_structures_as_reports_do(capsys, tmp_path):
+    path = tmp_path / "study.json"
+    grid = {"structure": ["btt", "dense"], "num_experts": [4]}
+    path.write_text(json.dumps({"base": TINY, "grid": grid}))
+    code, printed, err = run(capsys, "sweep", str(path), "--out", str(tmp_path), "--dry-run")
+    assert code == 0, err
+    assert "btt moe 2/4" in printed
+    assert "dense moe 2/4" in printed
 
 
 def test_the_reason_of_a_failure_in_a_line():

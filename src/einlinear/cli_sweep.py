@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from einlinear.errors import EinlinearError
+from einlinear.studies.numbers import duration
 from einlinear.studies.sweeps.placing import ExecutorName, Placing, opened, place
 from einlinear.studies.sweeps.study import Study, load_study
-from einlinear.sweep_display import duration, sweep_display
+from einlinear.sweep_display import sweep_display
 from einlinear.terminal import console
 
 if TYPE_CHECKING:
@@ -92,11 +93,14 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _print_plan(plan: SweepPlan) -> None:
+    from einlinear.studies.observations import structure_label  # numpy takes a while to load
+
     screen = console()
+    spelling: dict[str, str] = {}
     groups: dict[tuple[str, int, int], list[tuple[PlannedRun, float]]] = {}
     for run, seconds in zip(plan.runs, plan.seconds, strict=True):
         config = run.config
-        key = (_structure(config.structure, config.num_experts), config.width, config.depth)
+        key = (structure_label(config, spelling), config.width, config.depth)
         groups.setdefault(key, []).append((run, seconds))
     table = Table(title=f"study {escape(plan.study.name)}", title_justify="left")
     for name in ("structure", "width", "depth", "runs", "done", "FLOPs", "time of one"):
@@ -139,10 +143,6 @@ def _where(plan: SweepPlan) -> str:
     if plan.slots is None:
         return f"as many at once as there is room for, {by}; one after the other"
     return f"{plan.slots} at once {by}"
-
-
-def _structure(structure: str, num_experts: int) -> str:
-    return f"{structure}, {num_experts} experts" if num_experts else structure
 
 
 def _print_result(result: SweepResult) -> None:

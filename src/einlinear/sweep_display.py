@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from einlinear.studies.numbers import duration
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.progress import Failure, SweepProgress
 
@@ -80,22 +81,6 @@ def picture(at: SweepProgress, width: int) -> Group:
         )
     hidden = len(at.running) - _MOST_ROWS
     return Group(head, table, Text(f"and {hidden} more" if hidden > 0 else "", style="dim"))
-
-
-def duration(seconds: float) -> str:
-    """A time for people: 0.8 s, 12 s, 2:05 min, 3:10 h, 2 d 4 h."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    total = round(seconds)
-    if total < 60:
-        return f"{total} s"
-    minutes, rest = divmod(total, 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02d} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours}:{minutes:02d} h"
-    return f"{hours // 24} d {hours % 24} h"
 
 
 def _summary(at: SweepProgress) -> str:

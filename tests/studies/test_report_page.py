@@ -18,10 +18,10 @@ from einlinear.cli import main
 from einlinear.cli_train import RunFlags, _run_config
 from einlinear.pages import fill, script_json
 from einlinear.studies.config import RunConfig
+from einlinear.studies.numbers import amount, duration, short
 from einlinear.studies.reports.analyse import Settings, analyse
 from einlinear.studies.reports.figures import make_figures
 from einlinear.studies.reports.gather import gather
-from einlinear.studies.reports.numbers import amount, duration, short
 from einlinear.studies.reports.page import marked
 from einlinear.studies.reports.reproduce import train_command
 from report_records import (
@@ -327,7 +327,10 @@ def test_bad_input(made, tmp_path, capsys, words, message):
         (amount(1210000), "1.21 M"),
         (amount(999_999), "1.00 M"),
         (amount(None), "\u2013"),
+        (duration(0.04), "0.0400 s"),
         (duration(5.0), "5.00 s"),
+        (duration(119), "119 s"),
+        (duration(11_400), "3.17 h"),
         (duration(600), "10.0 min"),
         (duration(86400 * 3), "3.00 days"),
     ],

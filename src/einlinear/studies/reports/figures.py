@@ -133,20 +133,32 @@ def _title(analysis: Analysis, measure: str) -> str:
     return f"{name} of forward passes" if measure == "macs" else name
 
 
+def _losses(
+    analysis: Analysis, measure: str, series: tuple[Series, ...], *, is_counted: bool = False
+) -> Panel:
+    """Validation losses against a measure."""
+    return Panel(
+        name=measure,
+        x_title=_title(analysis, measure),
+        y_title="validation loss",
+        measure=measure,
+        is_counted=is_counted,
+        series=series,
+    )
+
+
 def _frontier(analysis: Analysis) -> Figure:
     panels = [
-        Panel(
-            name=measure,
-            x_title=_title(analysis, measure),
-            y_title="validation loss",
-            measure=measure,
-            is_counted=True,
-            series=tuple(
+        _losses(
+            analysis,
+            measure,
+            tuple(
                 series
                 for name in analysis.structures
                 if name in found.data.structures
                 for series in _of_structure(analysis, found, name)
             ),
+            is_counted=True,
         )
         for measure, found in analysis.measured.items()
     ]
@@ -330,13 +342,7 @@ def _curves(analysis: Analysis) -> Figure:
         for role in ("runs", "open")
     )
     panels = [
-        Panel(
-            name=measure,
-            x_title=_title(analysis, measure),
-            y_title="validation loss",
-            measure=measure,
-            series=series,
-        )
+        _losses(analysis, measure, series)
         for measure in ("macs", "units", "seconds", "compute")
         if any(measure in point.spent for run in analysis.runs for point in run.curve[:1])
     ]

@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from einlinear.errors import EinlinearError
+from einlinear.studies.numbers import duration
 from einlinear.studies.reports.analyse import Settings, analyse
 from einlinear.studies.reports.gather import fingerprint, gather, under_way
-from einlinear.studies.reports.numbers import duration
 from einlinear.studies.reports.write import write_report
 
 HOST = "127.0.0.1"

@@ -9,8 +9,8 @@ from math import isfinite, isinf, isnan
 from typing import Literal, get_args
 
 from einlinear.studies.multiplier import Multiplier
+from einlinear.studies.numbers import amount, between, count, duration, listed, short
 from einlinear.studies.reports.analyse import Analysis, Measured
-from einlinear.studies.reports.numbers import amount, between, count, duration, listed, short
 from einlinear.studies.reports.shown import State
 
 Verdict = Literal["better", "worse", "alike"]
