@@ -5,8 +5,8 @@
 Both use as many processes as there are cores, with one thread each, all runs of one size. A plain
 loop is a process that imports einlinear and calls el.train for its share of the runs, each in a
 directory of its own. Sweep and loops take turns. Printed are the time of both, how much of it the
-processes spend beside the runs themselves (loading torch most of all), and the difference of the
-two: what a sweep costs. Times of runs vary on a busy machine; the share beside them varies less.
+processes spend beside training steps (loading torch most of all), and the difference of the two:
+what a sweep costs. Times of steps vary on a busy machine; the share beside them varies less.
 """
 
 import argparse
@@ -56,12 +56,9 @@ def timed(commands, inputs):
     return perf_counter() - begin
 
 
-def trained(directories):
-    """Seconds in steps, and from the start of each run to its record, added up."""
-    steps = sum(el.read_record(path).seconds for path in directories)
-    ends = [(p / "record.json").stat().st_mtime for p in directories]
-    starts = [(p / "config.json").stat().st_mtime for p in directories]
-    return steps, sum(ends) - sum(starts)
+def trained(folder):
+    """Seconds in steps of all runs in a folder."""
+    return sum(el.read_record(path).seconds for path in folder.iterdir())
 
 
 def main():
@@ -81,22 +78,21 @@ def main():
             study.write_text(json.dumps({"base": base, "grid": {"seed": seeds}}))
             command = [sys.executable, "-m", "einlinear", "sweep", str(study), "--out"]
             sweep = timed([[*command, str(out / "sweep"), "--threads", "1"]], [""])
-            steps, runs = trained(sorted((out / "sweep" / "runs").iterdir()))
+            steps = trained(out / "sweep" / "runs")
             shares = [
                 [(base | {"seed": s}, str(out / "loop" / str(s))) for s in seeds[core::cores]]
                 for core in range(cores)
             ]
             loop = timed([[sys.executable, "-c", LOOP]] * cores, map(json.dumps, shares))
-            loop_steps, loop_runs = trained(sorted((out / "loop").iterdir()))
-        beside = cores * sweep / runs - 1
-        loop_beside = cores * loop / loop_runs - 1
+            loop_steps = trained(out / "loop")
+        beside, loop_beside = cores * sweep / steps - 1, cores * loop / loop_steps - 1
         extra.append(beside - loop_beside)
         print(
-            f"sweep {sweep:.1f} s, steps {steps:.1f}, runs {runs:.1f} of {cores * sweep:.1f} "
-            f"process seconds, beside runs {beside:.1%}\n"
-            f"loops {loop:.1f} s, steps {loop_steps:.1f}, runs {loop_runs:.1f} of "
-            f"{cores * loop:.1f} process seconds, beside runs {loop_beside:.1%}\n"
-            f"the sweep costs {extra[-1]:.1%} of the runs more than loops"
+            f"sweep {sweep:.1f} s, steps {steps:.1f} of {cores * sweep:.1f} process seconds, "
+            f"beside steps {beside:.1%}\n"
+            f"loops {loop:.1f} s, steps {loop_steps:.1f} of {cores * loop:.1f} process seconds, "
+            f"beside steps {loop_beside:.1%}\n"
+            f"the sweep costs {extra[-1]:.1%} of the training time more than loops"
         )
     print(f"{given.runs} runs of about {given.seconds:g} s: {median(extra):.1%} in the median")
 

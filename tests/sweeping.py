@@ -151,14 +151,16 @@ def _work(pipes, out, faults):
     folder.mkdir(exist_ok=True)
     (folder / str(os.getpid())).touch()
     right = run_job.train
+    are_made = []
 
     def train(config, *arguments):
+        if not are_made:  # the plan, which comes before, has none
+            are_made.append(_make_faulty(faults))
         with open(f"{out}.trainings", "a", encoding="utf-8") as file:
             file.write(f"{config.id}\n")
         return right(config, *arguments)
 
     run_job.train = train
-    _make_faulty(faults)
     worker.main()
 
 

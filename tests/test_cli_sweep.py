@@ -11,6 +11,7 @@ from rich.console import Console
 import einlinear as el
 from einlinear import sweep_display
 from einlinear.studies.sweeps.job import keep_failure
+from einlinear.studies.sweeps.planner import plan_runs
 from einlinear.studies.sweeps.progress import Failure, Running, SweepProgress
 from runs import TINY, tiny, without_clock
 from test_cli import run
@@ -28,7 +29,7 @@ def test_a_dry_run_says_everything_and_writes_nothing(capsys, tmp_path, study):
     out = tmp_path / "out"
     code, printed, err = run(capsys, "sweep", str(study), "--out", str(out), "--dry-run")
     assert code == 0, err
-    plans = [el.studies.sweeps.plan.plan_runs(el.load_study(study))]
+    plans = [plan_runs(el.load_study(study))]
     assert f"4 runs, {sum(r.flops for r in plans[0]):.3g} FLOPs in all" in printed
     assert "of 1 thread each; about" in printed
     rows = [line.split() for line in printed.splitlines() if line.startswith("│")]

@@ -57,10 +57,11 @@ def sweep(
     if dry_run:
         _print_plan(_plan_only(loaded, out, placing))
         return
-    with opened(placing, out) as where:  # processes start while torch is loaded here
+    with opened(placing, out) as where:
         from einlinear.studies.sweeps.sweep import plan_sweep, prepare_directory, run_sweep
 
-        plan = plan_sweep(loaded, prepare_directory(loaded, out), placing, where.slots)
+        with console().status("planning"):
+            plan = plan_sweep(loaded, prepare_directory(loaded, out), placing, where)
         _print_plan(plan)
         labels = {run.id: run.label for run in plan.runs}
         with sweep_display(console(), labels) as show:
@@ -71,10 +72,10 @@ def sweep(
 
 
 def _plan_only(study: Study, out: Path, placing: Placing) -> SweepPlan:
-    # Torch takes a while to load.
     from einlinear.studies.sweeps.sweep import plan_sweep, sweep_directory
 
-    return plan_sweep(study, sweep_directory(out), placing, placing.processes)
+    with console().status("planning"):
+        return plan_sweep(study, sweep_directory(out), placing)
 
 
 def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -97,23 +98,23 @@ def _print_plan(plan: SweepPlan) -> None:
 
     screen = console()
     spelling: dict[str, str] = {}
-    groups: dict[tuple[str, int, int], list[tuple[PlannedRun, float]]] = {}
-    for run, seconds in zip(plan.runs, plan.seconds, strict=True):
+    groups: dict[tuple[str, int, int], list[PlannedRun]] = {}
+    for run in plan.runs:
         config = run.config
         key = (structure_label(config, spelling), config.width, config.depth)
-        groups.setdefault(key, []).append((run, seconds))
+        groups.setdefault(key, []).append(run)
     table = Table(title=f"study {escape(plan.study.name)}", title_justify="left")
     for name in ("structure", "width", "depth", "runs", "done", "FLOPs", "time of one"):
         table.add_column(name, justify="left" if name == "structure" else "right")
     for (structure, width, depth), runs in groups.items():
-        times = [seconds for _, seconds in runs]
+        times = [run.seconds for run in runs]
         table.add_row(
             escape(structure),
             str(width),
             str(depth),
             str(len(runs)),
-            str(sum(run.id in plan.finished for run, _ in runs)),
-            f"{sum(run.flops for run, _ in runs):.3g}",
+            str(sum(run.id in plan.finished for run in runs)),
+            f"{sum(run.flops for run in runs):.3g}",
             " to ".join(dict.fromkeys(map(duration, (min(times), max(times))))),
         )
     screen.print(table)

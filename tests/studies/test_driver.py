@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from time import sleep
 
 import pytest
@@ -12,7 +13,7 @@ from einlinear.studies.sweeps.claims import Watch
 from einlinear.studies.sweeps.driver import Driver
 from einlinear.studies.sweeps.inline import InlineExecutor
 from einlinear.studies.sweeps.job import Job, Outcome
-from einlinear.studies.sweeps.plan import plan_runs
+from einlinear.studies.sweeps.planner import plan_runs
 from einlinear.studies.sweeps.run_job import run_job
 from einlinear.studies.sweeps.study import Study
 from runs import TINY
@@ -26,7 +27,10 @@ def runs():
 
 def jobs_of(runs, out):
     return [
-        (run, Job(run.id, str(out), run.config.as_dict(), None, str(out)), 1.0 + place)
+        (
+            replace(run, seconds=1.0 + place),
+            Job(run.id, str(out), run.config.as_dict(), None, str(out)),
+        )
         for place, run in enumerate(runs)
     ]
 
@@ -167,10 +171,10 @@ def test_time_left_follows_what_runs_took(runs, tmp_path, monkeypatch):
         now[0] += 3 * expected[job.id]  # three times what was expected
         return run_job(job, is_alone=False)
 
-    triples = jobs_of(runs, tmp_path)
-    expected = {run.id: seconds for run, _, seconds in triples}
+    pairs = jobs_of(runs, tmp_path)
+    expected = {run.id: run.seconds for run, _ in pairs}
     executor = Scripted({run.id: [slowly] for run in runs})
-    Driver(triples, executor, lambda at: lefts.append((at.share, at.seconds_left))).to_the_end()
+    Driver(pairs, executor, lambda at: lefts.append((at.share, at.seconds_left))).to_the_end()
     assert lefts[0] == (0.0, 10.0)
     assert [left for _, left in lefts[1:]] == pytest.approx([18.0, 9.0, 3.0, 0.0])
     assert [share for share, _ in lefts[1:]] == pytest.approx([0.4, 0.7, 0.9, 1.0])

@@ -5,28 +5,40 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
 
+from einlinear.errors import EinlinearError
 from einlinear.studies.directory import BusyError, RunDirectory
-from einlinear.studies.sweeps import local, run_job, worker
+from einlinear.studies.sweeps import local, planner, run_job, worker
 from einlinear.studies.sweeps.claims import Sight, Watch, claimed, take
 from einlinear.studies.sweeps.job import Job, finished, keep_failure
 from einlinear.studies.sweeps.local import LocalExecutor
+from einlinear.studies.sweeps.plan import PlanRequest
+from einlinear.studies.sweeps.study import Study
 from einlinear.studies.train import train
 from runs import tiny
 
 # Half an answer, the other half, and a pipe that ends long before its process does.
 ANSWERS = """
-job = json.loads(sys.stdin.readline())
+job = json.loads(sys.stdin.readline())["job"]
 line = json.dumps({"id": job["id"], "end": "done", "text": ""}).encode() + b"\\n"
 os.write(1, line[:9])
 time.sleep(0.05)
 os.write(1, line[9:])
 os.close(1)
 time.sleep(60)
+"""
+PLANS = """
+asked = json.loads(sys.stdin.readline())["plan"]
+if asked["is_timed"]:
+    os.kill(os.getpid(), 9)
+wrong = {"what": f"is_timed {asked['is_timed']}", "rule": "r", "fix": "f"}
+print(json.dumps({"wrong": wrong}), flush=True)
+sys.stdin.readline()
 """
 LEAVES = """
 sys.stdin.readline()
@@ -76,6 +88,35 @@ def test_last_words_of_a_worker(executor):
     assert ended.text == "the process of the run ended with code 3\nsome last words\n"
 
 
+@pytest.mark.parametrize("executor", [PLANS], indirect=True)
+def test_a_plan_is_asked_for_again_if_its_process_dies_but_without_timing(executor):
+    with pytest.raises(EinlinearError, match="is_timed False") as told:
+        executor.plan(PlanRequest({}, "/", 1))
+    assert (told.value.rule, told.value.fix) == ("r", "f")
+    executor.start(job("run"))
+    assert outcome(executor).end == "killed", "the process that has answered takes the first job"
+
+
+@pytest.mark.parametrize("executor", [LEAVES], indirect=True)
+def test_no_plan_can_be_made(executor):
+    with pytest.raises(RuntimeError, match="ended with code 3\nsome last words"):
+        executor.plan(PlanRequest({}, "/", 1))
+
+
+def test_what_a_worker_says_of_a_plan(tmp_path, monkeypatch):
+    study = Study("s", {"task": "regression", "teacher_width": 8, "steps": 3, "width": 16})
+    request = PlanRequest(study.as_dict(), str(tmp_path), 1)
+    [planned] = local._plan(json.loads(json.dumps(worker._plan(request))))
+    assert planned.config == study.cells[0].config
+    monkeypatch.setattr(planner, "plan_runs", lambda study: 1 / 0)
+    with pytest.raises(RuntimeError, match=r"(?s)no plan could be made.*ZeroDivisionError"):
+        local._plan(worker._plan(request))
+    wrong = replace(request, study=study.as_dict() | {"base": {"flops": 1}})
+    monkeypatch.undo()
+    with pytest.raises(EinlinearError, match="a budget is enough for one step"):
+        local._plan(json.loads(json.dumps(worker._plan(wrong))))
+
+
 def test_a_worker_leaves_while_it_loads_torch(tmp_path):
     (tmp_path / "torch.py").write_text("import time; print('loading'); time.sleep(60)")
     paths = os.pathsep.join([str(tmp_path), local.package_path()["PYTHONPATH"]])
@@ -98,7 +139,8 @@ def test_a_worker_leaves_when_its_jobs_end_or_are_cut_off(monkeypatch, rest):
     def leave(code):
         raise LeftError
 
-    line = json.dumps({"id": "a", "out": "", "config": {}, "threads": 1, "folder": ""}).encode()
+    job = {"id": "a", "out": "", "config": {}, "threads": 1, "folder": ""}
+    line = json.dumps({"job": job}).encode()
     stdin = SimpleNamespace(buffer=io.BytesIO(line + b"\n" + rest))
     monkeypatch.setattr(worker, "sys", SimpleNamespace(stdin=stdin))
     monkeypatch.setattr(worker.os, "_exit", leave)

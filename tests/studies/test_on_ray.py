@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,10 +16,14 @@ import pytest
 
 from einlinear import EinlinearError
 from einlinear.studies.sweeps import on_ray
+from einlinear.studies.sweeps.claims import claimed
 from einlinear.studies.sweeps.on_ray import RayExecutor
 from einlinear.studies.sweeps.placing import Placing, opened
 from einlinear.studies.sweeps.ray_driver import Cluster, serve
+from einlinear.studies.sweeps.study import Study
+from einlinear.studies.sweeps.sweep import plan_sweep, prepare_directory, run_sweep, sweep
 from jobs import all_ended, assert_trained, first_checkpoint, is_gone, tiny_job, wait_for
+from runs import TINY, numbers, without_clock
 
 LONG = {"steps": 300, "checkpoint_every": 10}
 ENDLESS = {"steps": 100_000, "checkpoint_every": 10}
@@ -67,6 +72,28 @@ def test_a_killed_worker_and_its_run(ray_here, tmp_path):
     assert all_ended(ray_here, 1)[job.id].end == "done"
     assert (job.directory / "metrics.jsonl").read_bytes().splitlines()[0] == before
     assert_trained(job, tmp_path / "plain", **LONG)
+
+
+def test_twelve_runs_and_a_death(ray_here, tmp_path):
+    study = Study("twelve", TINY, ({"structure": ["dense", "btt"], "seed": list(range(6))},))
+    out, plain, killed = tmp_path / "sweep", tmp_path / "plain", []
+
+    def kill_one(at):
+        owners = [claimed(out / "runs" / run.id).get("pid") for run in at.running]
+        if not killed and at.finished >= 3 and any(owners):
+            killed.append(next(filter(None, owners)))
+            with suppress(ProcessLookupError):  # its run has just ended
+                os.kill(killed[0], signal.SIGKILL)
+
+    plan = plan_sweep(study, prepare_directory(study, out), Placing("ray", threads=1), ray_here)
+    assert (len(plan.runs), plan.slots) == (12, 2)
+    result = run_sweep(plan, ray_here, kill_one)
+    assert killed
+    assert not result.failures
+    other = sweep(study, plain, executor="inline", threads=1)
+    assert [*map(without_clock, result.records)] == [*map(without_clock, other.records)]
+    for run in plan.runs:
+        assert numbers(out / "runs" / run.id) == numbers(plain / "runs" / run.id)
 
 
 def test_a_cluster_is_lost(ray_here, tmp_path):  # the last one on it

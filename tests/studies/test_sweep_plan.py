@@ -1,6 +1,7 @@
 """What a sweep will be: runs, steps, costs, times, processes."""
 
 import itertools
+import json
 import os
 import stat
 
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear.studies.plan_run import cost_run, plan_run
+from einlinear.studies.sweeps import estimate as estimate_module
 from einlinear.studies.sweeps import placing as placings
+from einlinear.studies.sweeps import planner
 from einlinear.studies.sweeps.estimate import Timing, estimate, kind_of, time_steps
 from einlinear.studies.sweeps.local import _environment
 from einlinear.studies.sweeps.placing import Placing, count_gpus, place
-from einlinear.studies.sweeps.plan import makespan, plan_runs, shape_of
+from einlinear.studies.sweeps.plan import PlannedRun, PlanRequest, makespan
+from einlinear.studies.sweeps.planner import make_plan, plan_runs
 from einlinear.studies.sweeps.study import Study
 from runs import TINY
 
@@ -121,10 +125,37 @@ def test_timing_takes_the_ends_of_each_kind_and_no_longer_than_allowed():
     assert time_steps(runs, timings, seconds=100.0) == timings, "nothing is timed twice"
 
 
-def test_shapes_ignore_what_costs_nothing():
-    base = el.RunConfig(**TINY)
-    assert shape_of(el.RunConfig(**TINY | {"seed": 3, "steps": 9, "lr": 0.5})) == shape_of(base)
-    assert shape_of(el.RunConfig(**TINY | {"width": 32})) != shape_of(base)
+def test_a_run_that_cannot_be_timed_stops_nothing(monkeypatch):
+    runs = plan_runs(tiny_study({"width": [16, 32]}, steps=30))
+    right = estimate_module._timed
+
+    def timed(config):
+        if config.width == 32:
+            raise MemoryError
+        return right(config)
+
+    monkeypatch.setattr(estimate_module, "_timed", timed)
+    assert [timing.macs for timing in time_steps(runs)] == [runs[0].macs]
+    small, large = estimate(runs, [])
+    assert 0 < small < large, "a guess is enough for the order"
+
+
+def test_runs_of_one_shape_are_counted_once(monkeypatch):
+    counted = []
+    monkeypatch.setattr(planner, "cost_run", lambda c: counted.append(c.width) or cost_run(c))
+    same = {"seed": [0, 3], "steps": [8, 9], "lr": [0.5, 0.1], "flops": [1e9]}
+    plan_runs(tiny_study(*({"width": [16, 32], name: same[name]} for name in same)))
+    assert counted == [16, 32]
+
+
+def test_a_plan_has_times_and_survives_json(tmp_path):
+    study = tiny_study({"width": [16, 32]}, steps=30)
+    planned = make_plan(PlanRequest(study.as_dict(), str(tmp_path), 1))
+    assert [run.config for run in planned] == [cell.config for cell in study.cells]
+    assert all(run.seconds > 0 for run in planned)
+    assert [PlannedRun.from_dict(json.loads(json.dumps(r.as_dict()))) for r in planned] == [
+        *planned
+    ]
 
 
 @pytest.mark.parametrize(

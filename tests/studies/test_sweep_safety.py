@@ -16,7 +16,7 @@ import pytest
 
 from einlinear.studies.directory import RunDirectory, read_record
 from einlinear.studies.sweeps.claims import claimed, host_name
-from einlinear.studies.sweeps.plan import plan_runs
+from einlinear.studies.sweeps.planner import plan_runs
 from einlinear.studies.sweeps.study import load_study
 from runs import numbers, tiny, without_clock
 from sweeping import lives, printed_file, sweeping, swept, trainings, until, workers, write_study

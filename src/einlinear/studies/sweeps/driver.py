@@ -27,7 +27,6 @@ class _State:
 
     run: PlannedRun
     job: Job
-    seconds: float  # it is expected to take
     attempts: int = 0
     step: int = 0  # of the last checkpoint when it was last started
     record: RunRecord | None = None
@@ -38,7 +37,7 @@ class Driver:
     """Runs jobs in the order given; see `to_the_end`.
 
     Args:
-        runs: the runs, their jobs, and how long each is expected to take.
+        runs: the runs, and their jobs.
         executor: where they run.
         on_progress: called twice a second.
         records: of runs that are known to have one, by id.
@@ -46,19 +45,16 @@ class Driver:
 
     def __init__(
         self,
-        runs: Sequence[tuple[PlannedRun, Job, float]],
+        runs: Sequence[tuple[PlannedRun, Job]],
         executor: Executor,
         on_progress: OnProgress,
         records: Mapping[str, RunRecord] | None = None,
     ) -> None:
         known = records or {}
-        self._states = {
-            job.id: _State(run, job, seconds, record=known.get(job.id))
-            for run, job, seconds in runs
-        }
+        self._states = {job.id: _State(run, job, record=known.get(job.id)) for run, job in runs}
         self._executor, self._on_progress = executor, on_progress
         self._watch = Watch()
-        longest = sorted(self._states.values(), key=lambda state: -state.seconds)
+        longest = sorted(self._states.values(), key=lambda state: -state.run.seconds)
         self._waiting = [state.job.id for state in longest]
         self._running: list[str] = []
         self._elsewhere: dict[str, float] = {}  # and when each may be taken over, at the soonest
@@ -114,7 +110,7 @@ class Driver:
         name, state = outcome.id, self._states[outcome.id]
         self._running.remove(name)
         if self._has_record(name):
-            self._pace.end(name, state.seconds)
+            self._pace.end(name, state.run.seconds)
         elif outcome.end == "busy":
             self._elsewhere[name] = monotonic() + _SECONDS_TO_LEAVE_IT
         else:
@@ -182,10 +178,10 @@ class Driver:
         """The share of the work that is done, and how long the rest takes at today's pace."""
         lefts = []
         for at in running:
-            left = self._states[at.id].seconds * (1 - at.done / at.total)
+            left = self._states[at.id].run.seconds * (1 - at.done / at.total)
             lefts.append(left if at.seconds_left is None else at.seconds_left / self._pace.factor)
-        lefts += [self._states[name].seconds for name in self._waiting]
-        total = sum(state.seconds for state in self._states.values())
+        lefts += [self._states[name].run.seconds for name in self._waiting]
+        total = sum(state.run.seconds for state in self._states.values())
         share = 1 - min(1.0, sum(lefts) / total) if total else 1.0
         return share, makespan(lefts, self._executor.slots) * self._pace.factor
 

@@ -9,17 +9,19 @@ from time import perf_counter
 
 import torch
 
+from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig
 from einlinear.studies.distributed import joined
 from einlinear.studies.loop import Run
 from einlinear.studies.plan_run import plan_run
-from einlinear.studies.sweeps.plan import PlannedRun, shape_of
+from einlinear.studies.sweeps.plan import PlannedRun
 
 SECONDS = 3.0
 """For all timing together, unless the first measurement alone takes longer."""
 
 _STEPS = 2
 _FORWARD = 1 / 3  # of a step: what an evaluation costs per row
+_GUESS = 1e-10  # seconds per multiply-add where nothing could be timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,13 @@ def time_steps(
         is_late = bool(timings) and perf_counter() - begin + expected > seconds
         if (kind_of(run.config), run.macs) in held or is_late:
             continue
-        timings.append(Timing(kind_of(run.config), run.macs, _timed(shape_of(run.config))))
         held.add((kind_of(run.config), run.macs))
+        try:
+            timings.append(Timing(kind_of(run.config), run.macs, _timed(run.config)))
+        except EinlinearError:
+            raise
+        except Exception:
+            continue  # as too little memory: the run will fail, too, and be reported with its log
     return timings
 
 
@@ -83,9 +90,11 @@ def _timed(config: RunConfig) -> float:
 
 def _step_seconds(run: PlannedRun, timings: Sequence[Timing]) -> float:
     """Between the timings of its kind, in proportion beyond; by the rate of all if it has none."""
+    if not timings:
+        return _GUESS * run.macs
     own = sorted((t.macs, t.seconds) for t in timings if t.kind == kind_of(run.config))
     if not own:
-        rate = sum(t.seconds for t in timings) / max(1, sum(t.macs for t in timings))
+        rate = sum(t.seconds for t in timings) / sum(t.macs for t in timings)
         return rate * run.macs
     if run.macs >= own[-1][0]:
         return own[-1][1] * run.macs / own[-1][0]

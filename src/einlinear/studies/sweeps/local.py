@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from typing import IO
+from typing import IO, Any
 
+from einlinear.errors import EinlinearError
 from einlinear.studies.sweeps.job import Job, Outcome
+from einlinear.studies.sweeps.plan import PlannedRun, PlanRequest
 
 _LAST_CHARACTERS = 2000  # of what a worker said before it died
 _SECONDS_TO_LEAVE = 5.0
@@ -40,12 +42,20 @@ class LocalExecutor:
         """How many jobs can run at once."""
         return len(self._idle) + len(self._busy)
 
+    def plan(self, request: PlanRequest) -> tuple[PlannedRun, ...]:
+        """The plan of a sweep, made in a process that has no job."""
+        # What kills the process may be a run that is timed, such as one that needs all memory.
+        for is_timed in (request.is_timed, False):
+            worker = self._next()
+            self._idle.insert(0, worker)
+            answer = worker.ask(replace(request, is_timed=is_timed))
+            if answer is not None:
+                return _plan(answer)
+        raise RuntimeError(f"no plan could be made: {worker.last_words()}")
+
     def start(self, job: Job) -> None:
         """Begin a job in a process that has none."""
-        worker = self._idle.pop(0)
-        if not worker.is_alive():
-            self._end(worker)
-            worker = self._worker(worker.number)
+        worker = self._next()
         self._busy.append(worker)
         worker.take(job)
 
@@ -81,6 +91,14 @@ class LocalExecutor:
             self._end(worker)
         self._idle, self._busy = [], []
         self._selector.close()
+
+    def _next(self) -> _Worker:
+        """A process without a job, which lives."""
+        worker = self._idle.pop(0)
+        if worker.is_alive():
+            return worker
+        self._end(worker)
+        return self._worker(worker.number)
 
     def _worker(self, number: int) -> _Worker:
         worker = _Worker(number, _environment(number, self._threads, self._gpus))
@@ -122,8 +140,18 @@ class _Worker:
     def take(self, job: Job) -> None:
         """Send a job."""
         self.job = job.id
+        self._send("job", job)
+
+    def ask(self, request: PlanRequest) -> Mapping[str, Any] | None:
+        """Send a request, and wait for what is said to it; None if the process dies."""
+        self._send("plan", request)
+        line = self.answers.readline()
+        self.has_ended = not line.endswith(b"\n")
+        return None if self.has_ended else json.loads(line)
+
+    def _send(self, kind: str, what: Job | PlanRequest) -> None:
         try:
-            self.requests.write(json.dumps(asdict(job)).encode() + b"\n")
+            self.requests.write(json.dumps({kind: asdict(what)}).encode() + b"\n")
             self.requests.flush()
         except OSError:
             pass  # it has just died, which the end of its answers tells
@@ -150,6 +178,15 @@ class _Worker:
                 file.close()
             except OSError:
                 pass  # what was not sent to a dead process
+
+
+def _plan(answer: Mapping[str, Any]) -> tuple[PlannedRun, ...]:
+    """What a worker has planned; raises what it says is wrong."""
+    if "wrong" in answer:
+        raise EinlinearError(**answer["wrong"])
+    if "raised" in answer:
+        raise RuntimeError(f"no plan could be made:\n{answer['raised']}")
+    return tuple(map(PlannedRun.from_dict, answer["runs"]))
 
 
 def _environment(number: int, threads: int, gpus: int) -> dict[str, str]:

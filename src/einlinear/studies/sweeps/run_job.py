@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -23,6 +24,11 @@ from einlinear.studies.train import train
 
 class _LostClaimError(Exception):
     """Another process has taken the run: this one was taken for dead."""
+
+
+def load_all() -> None:
+    """Load what the first run would load: optimizers need the compiler, which takes seconds."""
+    import_module("torch._dynamo")
 
 
 def run_job(job: Job, *, is_alone: bool = True) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from hashlib import sha256
 from itertools import product
@@ -27,15 +27,18 @@ _EXAMPLE = 'give [base] task = "text" and [grid] structure = ["dense", "btt"]'
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination of a study: the settings of a run, whose steps a budget may decide."""
+    """One combination of a study: the settings of a run, whose steps a budget may decide.
+
+    config: the run; of one step if a budget decides.
+    """
 
     settings: Mapping[str, Any]
-    flops: float | None = None
+    flops: float | None
+    config: RunConfig
 
-    def config(self, steps: int | None = None) -> RunConfig:
-        """The run, with so many steps if a budget decides them."""
-        given = {} if steps is None else {"steps": steps}
-        return RunConfig.from_dict({**self.settings, **given}, "a study")
+    def with_steps(self, steps: int) -> RunConfig:
+        """The run, of so many steps."""
+        return _config({**self.settings, "steps": steps})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,14 @@ class Study:
         base: settings of all runs: fields of RunConfig, or `flops` in the place of steps.
         grids: each is a table of settings; one that is a list stands for each of its values, and
             all combinations are run. A combination that several grids have is run once.
+
+    cells: all combinations, each once, in the order of the grids.
     """
 
     name: str
     base: Mapping[str, Any]
     grids: tuple[Mapping[str, Any], ...] = ({},)
+    cells: tuple[Cell, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -62,26 +68,20 @@ class Study:
             if isinstance(value, list) and not _is_one(name, value):
                 rule = "base has one value for each setting, which all runs share"
                 raise _wrong(f"{name} in base", value, rule, f"put {name} under [grid]")
-        cells = tuple(self._cells())
-        if not cells:
+        found = {json.dumps(settings, sort_keys=True): settings for settings in self._settings()}
+        if not found:
             raise _wrong("grid", list(self.grids), "a study has one run or more")
-        for cell in cells:  # all that is wrong is found before anything runs
-            cell.config(None if cell.flops is None else 1)
+        # All that is wrong is found before anything runs.
+        object.__setattr__(self, "cells", tuple(map(_cell, found.values())))
 
-    def _cells(self) -> Iterator[Cell]:
+    def _settings(self) -> Iterator[dict[str, Any]]:
         for grid in self.grids:
             axes = {name: _values(name, value) for name, value in grid.items()}
             for values in product(*axes.values()):
                 chosen = dict(zip(axes, values, strict=True))
                 # A budget in the grid takes the place of steps in the base, and the other way.
                 settings = {k: v for k, v in self.base.items() if not _replaces(chosen, k)} | chosen
-                yield _cell(settings)
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """All combinations, each once, in the order of the grids."""
-        found = {json.dumps([c.flops, c.settings], sort_keys=True): c for c in self._cells()}
-        return tuple(found.values())
+                yield settings
 
     @property
     def id(self) -> str:
@@ -94,6 +94,10 @@ class Study:
         for grid in self.grids:
             lines += ["", "[[grid]]", *_table(grid)]
         return "\n".join(lines) + "\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The study as `from_dict` reads it, as JSON has it."""
+        return {"name": self.name, "base": self.base, "grid": list(self.grids)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "a study") -> Study:
@@ -196,7 +200,7 @@ def _cell(settings: Mapping[str, Any]) -> Cell:
     rest = {name: value for name, value in settings.items() if name != BUDGET}
     flops = settings.get(BUDGET)
     if flops is None:
-        return Cell(rest)
+        return Cell(rest, None, _config(rest))
     is_number = isinstance(flops, int | float) and not isinstance(flops, bool)
     if not is_number or not 0 < flops <= _MOST_FLOPS:
         rule = f"{BUDGET} is a number above 0, of {_MOST_FLOPS:g} or less"
@@ -207,7 +211,11 @@ def _cell(settings: Mapping[str, Any]) -> Cell:
             rule=f"the steps of a run are given, or follow from its {BUDGET}",
             fix=f"leave steps or {BUDGET} out",
         )
-    return Cell(rest, float(flops))
+    return Cell(rest, float(flops), _config(rest | {"steps": 1}))
+
+
+def _config(settings: Mapping[str, Any]) -> RunConfig:
+    return RunConfig.from_dict(settings, "a study")
 
 
 def _wrong(name: str, value: object, rule: str, fix: str = _EXAMPLE) -> EinlinearError:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
-
-import torch
 
 from einlinear.errors import EinlinearError
 from einlinear.studies.directory import write_whole
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.driver import Driver
-from einlinear.studies.sweeps.estimate import Timing, estimate, kind_of, time_steps
 from einlinear.studies.sweeps.executor import Executor
 from einlinear.studies.sweeps.job import RUNS, STUDIES, Job, finished
+from einlinear.studies.sweeps.local import LocalExecutor
 from einlinear.studies.sweeps.placing import ExecutorName, Placing, opened, place
-from einlinear.studies.sweeps.plan import PlannedRun, makespan, plan_runs
+from einlinear.studies.sweeps.plan import PlannedRun, PlanRequest, makespan
 from einlinear.studies.sweeps.progress import Failure, OnProgress
 from einlinear.studies.sweeps.study import Study, as_study
 
@@ -29,8 +25,7 @@ from einlinear.studies.sweeps.study import Study, as_study
 class SweepPlan:
     """What a sweep will do.
 
-    runs: all runs of the study.
-    seconds: about how long each takes.
+    runs: all runs of the study, with what each costs and about how long it takes.
     records: of runs that have one, by id.
     placing, slots: where, and how many at once; None where only a cluster can tell.
     """
@@ -38,7 +33,6 @@ class SweepPlan:
     study: Study
     out: Path
     runs: tuple[PlannedRun, ...]
-    seconds: tuple[float, ...]
     records: Mapping[str, RunRecord]
     placing: Placing
     slots: int | None
@@ -56,8 +50,7 @@ class SweepPlan:
     @property
     def seconds_left(self) -> float:
         """About how long it takes to run what has no record; one by one if slots are None."""
-        pairs = zip(self.runs, self.seconds, strict=True)
-        left = [seconds for run, seconds in pairs if run.id not in self.records]
+        left = [run.seconds for run in self.runs if run.id not in self.records]
         return makespan(left, self.slots or 1)
 
     @property
@@ -109,7 +102,7 @@ def sweep(
     placing = place(study, given)
     out = prepare_directory(study, out)
     with opened(placing, out) as where:
-        plan = plan_sweep(study, out, placing, where.slots)
+        plan = plan_sweep(study, out, placing, where)
         if on_plan is not None:
             on_plan(plan)
         return run_sweep(plan, where, on_progress or (lambda _: None))
@@ -146,29 +139,28 @@ def sweep_directory(out: str | Path) -> Path:
     return out
 
 
-def plan_sweep(study: Study, out: Path, placing: Placing, slots: int | None) -> SweepPlan:
-    """What a sweep will do; runs are timed for a few seconds, nothing is written."""
-    runs = plan_runs(study)
+def plan_sweep(
+    study: Study, out: Path, placing: Placing, executor: Executor | None = None
+) -> SweepPlan:
+    """What a sweep will do; runs are timed for a few seconds, nothing is written.
+
+    Where processes of this machine wait for jobs, one of them makes the plan: torch takes seconds
+    to load, and this process has no other need of it.
+    """
+    request = PlanRequest(study.as_dict(), str(out), placing.threads)
+    runs = executor.plan(request) if isinstance(executor, LocalExecutor) else _plan_here(request)
     read = ((run.id, finished(out / RUNS / run.id)) for run in runs)
     records = {name: record for name, record in read if record is not None}
-    known = _timings(runs, records)
-    missing = [run for run in runs if run.id not in records]
-    if missing:
-        with _threads(placing.threads):
-            known = time_steps(missing, known)
-    return SweepPlan(study, out, runs, tuple(estimate(runs, known)), records, placing, slots)
+    slots = placing.processes if executor is None else executor.slots
+    return SweepPlan(study, out, runs, records, placing, slots)
 
 
 def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> SweepResult:
     """Run what has no record, on an executor."""
-    folder = os.getcwd()
+    folder, threads = os.getcwd(), plan.placing.threads
     jobs = [
-        (
-            run,
-            Job(run.id, str(plan.out), run.config.as_dict(), plan.placing.threads, folder),
-            seconds,
-        )
-        for run, seconds in zip(plan.runs, plan.seconds, strict=True)
+        (run, Job(run.id, str(plan.out), run.config.as_dict(), threads, folder))
+        for run in plan.runs
     ]
     records, failures = Driver(jobs, executor, on_progress, plan.records).to_the_end()
     return SweepResult(
@@ -178,30 +170,14 @@ def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> S
     )
 
 
+def _plan_here(request: PlanRequest) -> tuple[PlannedRun, ...]:
+    from einlinear.studies.sweeps.planner import make_plan
+
+    return make_plan(request)
+
+
 def _holds(path: Path, data: bytes) -> bool:
     try:
         return path.read_bytes() == data
     except OSError:
         return False
-
-
-def _timings(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord]) -> list[Timing]:
-    """How long a step took in runs that have finished, in the mean of those that cost the same."""
-    found: dict[tuple[tuple[object, ...], int], list[float]] = {}
-    for run in runs:
-        record = records.get(run.id)
-        if record is not None and record.steps_done and record.seconds > 0:
-            of_its_cost = found.setdefault((kind_of(run.config), run.macs), [])
-            of_its_cost.append(record.seconds / record.steps_done)
-    return [Timing(kind, macs, fmean(seconds)) for (kind, macs), seconds in found.items()]
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    held = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(held)

@@ -1,6 +1,7 @@
 """A worker process: reads jobs, one JSON object in a line, runs them, writes how they ended.
 
-It leaves as soon as its input ends, be it by the death of the process that started it.
+Before its first job it may be asked for the plan of the sweep. It leaves as soon as its input
+ends, be it by the death of the process that started it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import faulthandler
 import json
 import os
 import sys
+import traceback
 from dataclasses import asdict
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
+from einlinear.errors import EinlinearError
 from einlinear.studies.sweeps.job import Job
+from einlinear.studies.sweeps.plan import PlanRequest
 
 
 def main() -> None:
@@ -22,19 +27,37 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     faulthandler.enable()
-    jobs: SimpleQueue[Job] = SimpleQueue()
-    Thread(target=_read, args=(jobs,), daemon=True).start()
+    requests: SimpleQueue[Job | PlanRequest] = SimpleQueue()
+    Thread(target=_read, args=(requests,), daemon=True).start()
     # Torch takes seconds to load, in which the input may end.
-    from einlinear.studies.sweeps.run_job import run_job
+    from einlinear.studies.sweeps.run_job import load_all, run_job
 
+    if requests.empty():
+        load_all()
     while True:
-        print(json.dumps(asdict(run_job(jobs.get()))), file=answers, flush=True)
+        request = requests.get()
+        answer = asdict(run_job(request)) if isinstance(request, Job) else _plan(request)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
-def _read(jobs: SimpleQueue[Job]) -> None:
+def _plan(request: PlanRequest) -> dict[str, Any]:
+    """The plan of a sweep, or why there is none."""
+    from einlinear.studies.sweeps.planner import make_plan
+
+    try:
+        return {"runs": [run.as_dict() for run in make_plan(request)]}
+    except EinlinearError as error:
+        return {"wrong": {"what": error.what, "rule": error.rule, "fix": error.fix}}
+    except Exception:
+        return {"raised": traceback.format_exc()}
+
+
+def _read(requests: SimpleQueue[Job | PlanRequest]) -> None:
+    kinds = {"job": Job, "plan": PlanRequest}
     try:
         for line in sys.stdin.buffer:
-            jobs.put(Job(**json.loads(line)))
+            for kind, values in json.loads(line).items():
+                requests.put(kinds[kind](**values))
     finally:  # also after a line that was cut off, by the death of who wrote it
         os._exit(0)
 

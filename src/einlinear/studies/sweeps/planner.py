@@ -1,0 +1,109 @@
+"""make_plan: the runs of a study, each once, with the steps that budgets buy and their times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from einlinear.errors import EinlinearError
+from einlinear.studies.config import RunConfig
+from einlinear.studies.plan_run import cost_run
+from einlinear.studies.record import RunRecord
+from einlinear.studies.sweeps.estimate import Timing, estimate, kind_of, time_steps
+from einlinear.studies.sweeps.job import RUNS, finished
+from einlinear.studies.sweeps.plan import FLOPS_PER_MAC, PlannedRun, PlanRequest
+from einlinear.studies.sweeps.study import BUDGET, Cell, Study
+
+# Runs that differ only in these have the same model, batches and data, and so the same counts.
+_NO_COST = ("seed", "steps", "lr", "warmup", "checkpoint_every", "preset")
+_SHAPE = tuple(field.name for field in fields(RunConfig) if field.name not in _NO_COST)
+
+# Settings in the order in which a label has them; all others follow.
+_FIRST = ("task", "structure", "experts", "num_experts", "num_active", "width", "depth")
+_BARE = ("task", "structure")  # clear without their names
+
+
+def make_plan(request: PlanRequest) -> tuple[PlannedRun, ...]:
+    """All runs of a study, with their times; some are timed, for a few seconds in all."""
+    runs = plan_runs(Study.from_dict(request.study))
+    read = ((run.id, finished(Path(request.out) / RUNS / run.id)) for run in runs)
+    records = {name: record for name, record in read if record is not None}
+    timings = _timings(runs, records)
+    missing = [run for run in runs if run.id not in records]
+    if missing and request.is_timed:
+        with _threads(request.threads):
+            timings = time_steps(missing, timings)
+    seconds = estimate(runs, timings)
+    return tuple(replace(run, seconds=s) for run, s in zip(runs, seconds, strict=True))
+
+
+def plan_runs(study: Study) -> tuple[PlannedRun, ...]:
+    """All runs of a study, each once, with the steps that budgets buy; none is timed."""
+    costs: dict[tuple[object, ...], int] = {}
+    found: dict[str, tuple[RunConfig, int]] = {}
+    for cell in study.cells:
+        shape = tuple(getattr(cell.config, name) for name in _SHAPE)
+        if shape not in costs:
+            cost = cost_run(cell.config)
+            costs[shape] = cost.counts.macs * cost.units_per_step
+        config = _with_steps(cell, costs[shape])
+        found.setdefault(config.id, (config, costs[shape]))
+    labels = _labels([config for config, _ in found.values()])
+    return tuple(
+        PlannedRun(config, macs, label)
+        for (config, macs), label in zip(found.values(), labels, strict=True)
+    )
+
+
+def _with_steps(cell: Cell, macs: int) -> RunConfig:
+    if cell.flops is None:
+        return cell.config
+    step = FLOPS_PER_MAC * macs
+    if cell.flops < step:
+        raise EinlinearError(
+            what=f"{BUDGET} are {cell.flops:.3g}, a step of {dict(cell.settings)} takes {step:.3g}",
+            rule="a budget is enough for one step",
+            fix=f"give {BUDGET} of {step:.3g} or more, or leave that model out",
+        )
+    return cell.with_steps(round(cell.flops / step))
+
+
+def _labels(configs: Sequence[RunConfig]) -> list[str]:
+    """The settings in which runs differ."""
+    rows = [config.as_dict() for config in configs]
+    names = [*_FIRST, *(name for name in rows[0] if name not in _FIRST)]
+    skipped = ("preset", "warmup", "checkpoint_every")  # they follow others, or change nothing
+    vary = [n for n in names if n not in skipped and any(row[n] != rows[0][n] for row in rows)]
+    shown = vary or ["structure", "width"]
+    return [", ".join(f"{n} {row[n]}".removeprefix(_prefix(n)) for n in shown) for row in rows]
+
+
+def _prefix(name: str) -> str:
+    return f"{name} " if name in _BARE else ""
+
+
+def _timings(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord]) -> list[Timing]:
+    """How long a step took in runs that have finished, in the mean of those that cost the same."""
+    found: dict[tuple[tuple[object, ...], int], list[float]] = {}
+    for run in runs:
+        record = records.get(run.id)
+        if record is not None and record.steps_done and record.seconds > 0:
+            of_its_cost = found.setdefault((kind_of(run.config), run.macs), [])
+            of_its_cost.append(record.seconds / record.steps_done)
+    return [Timing(kind, macs, fmean(seconds)) for (kind, macs), seconds in found.items()]
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    held = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(held)
