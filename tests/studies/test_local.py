@@ -13,6 +13,7 @@ import pytest
 
 from einlinear.errors import EinlinearError
 from einlinear.studies.directory import BusyError, RunDirectory
+from einlinear.studies.reports.gather import gather
 from einlinear.studies.sweeps import local, planner, run_job, worker
 from einlinear.studies.sweeps.claims import Sight, Watch, claimed, take
 from einlinear.studies.sweeps.job import Job, finished, keep_failure
@@ -178,6 +179,21 @@ def test_who_lost_its_claim_stops_and_writes_no_record(tmp_path, monkeypatch):
     assert run_job.run_job(given, is_alone=False).end == "done"
     assert finished(given.directory) is not None
     assert Watch().free(given.directory) == Sight()
+
+
+def test_a_run_that_fails_before_its_first_step_has_a_name(tmp_path, monkeypatch):
+    """Reports know a run by its config; without one nobody would see that it failed."""
+
+    def too_large(*_):
+        raise RuntimeError("cannot allocate memory")
+
+    config = tiny()
+    monkeypatch.setattr(run_job, "train", too_large)
+    given = job(config.id, tmp_path)
+    assert run_job.run_job(given, is_alone=False).end == "error"
+    (run,) = gather(given.directory).runs
+    assert (run.id, run.state) == (config.id, "failed")
+    assert "cannot allocate memory" in run.message
 
 
 def test_a_record_that_cannot_be_read_now_is_left_alone(tmp_path):

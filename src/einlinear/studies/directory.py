@@ -99,6 +99,10 @@ class RunDirectory:
             raise cannot_write(self.path / "metrics.jsonl", error) from error
         self._lock()
         self._check_alone(config)
+        self.keep_config(config)
+
+    def keep_config(self, config: RunConfig) -> None:
+        """Say which run the directory belongs to, unless it says so already."""
         if not (self.path / "config.json").exists():
             write_whole(self.path / "config.json", config.to_json().encode())
 

@@ -93,7 +93,9 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
     keeping: AbstractContextManager[None] = _kept(log) if is_alone else nullcontext()
     with keeping:
         try:
-            RunDirectory(job.directory).check(config)
+            place = RunDirectory(job.directory)
+            place.check(config)
+            place.keep_config(config)  # or a run that fails before its first step has no name
             _put_aside(job.directory)
             train(config, job.directory, report)
         except (_LostClaimError, BusyError):
