@@ -87,6 +87,10 @@ def test_only_what_changed_is_built(tmp_path, drawn):
     write_claim(claim)
     assert not live.refresh(), "a heartbeat is no news"
     assert live.status() == {"version": 3, "error": "", "running": 1, "left": "20.6 min"}
+    assert "under way" in live.page().decode()
+    write_claim(claim, age=500.0)
+    assert live.refresh(), "its process is gone"
+    assert "under way" not in live.page().decode()
 
 
 def test_answers(tmp_path, drawn):

@@ -76,6 +76,9 @@ def fingerprint(source: Path) -> tuple[tuple[str, int, int], ...]:
             found.append((str(file), facts.st_size, facts.st_mtime_ns))
         except OSError:  # there is none
             pass
+    if source.is_dir():  # a process that is gone leaves its files as they are
+        open_ = [f for f in _run_folders(source)[1] if not (f / "record.json").exists()]
+        found += [(str(folder), int(_is_left(folder)), 0) for folder in open_]
     return tuple(found)
 
 
@@ -207,8 +210,7 @@ def _without_record(
     claim, failure = claimed(folder), _last_failure(folder)
     state: State = "running"
     if not _is_live(folder):
-        is_claimed = any(folder.glob("claim-*"))
-        state = "failed" if failure is not None else "stopped" if is_claimed else "running"
+        state = "failed" if failure is not None else "stopped" if _is_left(folder) else "running"
     log = _tail(folder / "log.txt") or (failure or "")
     last = points[-1].spent if points else {}
     seconds, units = last.get("seconds"), last.get("units")
@@ -238,6 +240,11 @@ def _is_live(folder: Path) -> bool:
     except (OSError, ValueError):  # there is none, or it is being rewritten at this moment
         written = 0.0
     return Watch().free(folder) is None and time() - written < LIVE_SECONDS
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a process has worked on the run, and does so no more."""
+    return any(folder.glob("claim-*")) and not _is_live(folder)
 
 
 def _last_failure(folder: Path) -> str | None:
