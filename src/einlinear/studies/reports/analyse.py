@@ -283,7 +283,8 @@ def _choose_points(data: Observations, linf: Linf) -> tuple[Choice | None, str]:
     try:
         fit_power_law(data, linf=alone, points="frontier", resamples=0)
     except EinlinearError as error:
-        return None, error.what.split(" has ", 1)[-1] if " has " in error.what else error.what
+        is_count = " has " in error.what
+        return None, f"only {error.what.rsplit(' has ', 1)[-1]}" if is_count else error.what
     return "frontier", "few sizes: the ends of the frontier count, which makes the law too flat"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from einlinear.studies.fit import PowerLaw
 from einlinear.studies.law import Bools
 from einlinear.studies.multiplier import Multiplier
+from einlinear.studies.numbers import short
 from einlinear.studies.reports.analyse import Analysis, Measured
 from einlinear.studies.reports.shown import ShownRun
 
@@ -104,7 +105,9 @@ def make_looks(analysis: Analysis) -> dict[str, Look]:
         place = exponents[name]
         is_reference = name == analysis.reference
         colour = REFERENCE_COLOUR if is_reference else COLOURS[number % len(COLOURS)]
-        symbol = "circle-open" if is_reference else SYMBOLS[number % len(SYMBOLS)]
+        # Shifted in each round, so that no two structures have both in common.
+        turn = (number + number // len(COLOURS)) % len(SYMBOLS)
+        symbol = "circle-open" if is_reference else SYMBOLS[turn]
         number += not is_reference
         values = None if place is None else tuple(map(float, (place.omega, place.psi, place.nu)))
         looks[name] = Look(name, colour, symbol, values)  # type: ignore[arg-type]
@@ -133,11 +136,31 @@ def _title(analysis: Analysis, measure: str) -> str:
     return f"{name} of forward passes" if measure == "macs" else name
 
 
+def _most(analysis: Analysis, is_counted: bool) -> float | None:
+    """The highest loss that is drawn, if some are far above: one run that diverges flattens all."""
+    curves = [[p.loss for p in run.curve if p.loss is not None] for run in analysis.runs]
+    first = [losses[0] for losses in curves if losses]
+    if not first:
+        return None
+    highest = 0.0 if analysis.main is None else float(analysis.main.front.loss.max())
+    usual = 1.25 * highest if is_counted else 1.5 * max(float(np.median(first)), highest)
+    return usual if max(map(max, filter(None, curves))) > 3 * usual else None
+
+
+def _cut(analysis: Analysis, is_counted: bool = False) -> str:
+    most = _most(analysis, is_counted)
+    return "" if most is None else f" Losses above {short(most)} are outside the figure."
+
+
 def _losses(
     analysis: Analysis, measure: str, series: tuple[Series, ...], *, is_counted: bool = False
 ) -> Panel:
     """Validation losses against a measure."""
+    most = _most(analysis, is_counted)
+    drawn = [y for one in series for y in one.y if y > 0]
+    drawn += [p.loss for run in analysis.runs for p in run.curve if p.loss is not None]
     return Panel(
+        y_range=None if most is None else (min(drawn) / 1.03, most),
         name=measure,
         x_title=_title(analysis, measure),
         y_title="validation loss",
@@ -162,12 +185,24 @@ def _frontier(analysis: Analysis) -> Figure:
         )
         for measure, found in analysis.measured.items()
     ]
+    is_table = analysis.gathered.kind == "table"
     about = (
-        "Faint: every evaluation after the warm-up. Strong: the frontier, points that no other of "
-        "the structure beats with as much or less. Lines: the fitted laws, dashed beyond the "
-        "points they are fitted to; those of the smallest and the largest runs do not count."
+        f"Faint: every {'point' if is_table else 'evaluation after the warm-up'}. Strong: the "
+        "frontier, points that no other of the structure beats with as much or less. Lines: the "
+        f"fitted laws, dashed beyond the points they are fitted to{_left_out(analysis)}."
     )
+    about += _cut(analysis, is_counted=True)
     return Figure("frontier", "Loss against compute", about, tuple(panels), is_choice=True)
+
+
+def _left_out(analysis: Analysis) -> str:
+    """Which points of the frontiers do not count, in words."""
+    laws = [] if analysis.main is None else list(analysis.main.laws.values())
+    chosen = {row.points for row in laws if row.law is not None}
+    if "inner" not in chosen:
+        return ""
+    other = ", unless the table below says so" if len(chosen) > 1 else ""
+    return f"; those of the smallest and the largest runs do not count{other}"
 
 
 def _of_structure(analysis: Analysis, found: Measured, name: str) -> list[Series]:
@@ -350,4 +385,7 @@ def _curves(analysis: Analysis) -> Figure:
         "Every run, from its first evaluation to its last, with the warm-up, which does not count "
         "in laws. Dotted: runs without a result yet."
     )
+    if analysis.gathered.kind == "table":
+        about = "Every run, from its first point to its last."
+    about += _cut(analysis)
     return Figure("curves", "Loss curves", about, tuple(panels), is_choice=True)

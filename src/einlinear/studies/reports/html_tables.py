@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from html import escape
+from itertools import compress
 from math import isfinite
 
 from einlinear.structures.taxonomy import Taxonomy
@@ -15,6 +16,7 @@ from einlinear.studies.reports.figures import Look, measure_name, unit_of
 from einlinear.studies.reports.shown import ShownRun
 from einlinear.studies.reports.words import verdict
 
+Cell = tuple[object, str]
 _SAYS = {"better": "needs less", "worse": "needs more", "alike": "cannot be told apart"}
 
 
@@ -156,6 +158,7 @@ _RUN_COLUMNS = (
     ("parameters", True),
     ("MACs / %", True),
     ("steps", True),
+    ("compute", True),
     ("loss", True),
     ("best loss", True),
     ("time", True),
@@ -167,25 +170,30 @@ _RUN_COLUMNS = (
 def run_table(analysis: Analysis, looks: dict[str, Look]) -> str:
     """All runs, of every task."""
     unit = unit_of(analysis)
-    titles = [
-        f'<th scope="col"{"" if is_number else " class=w"}>'
-        f'<button type="button">{escape(name.replace("%", unit))}</button></th>'
-        for name, is_number in _RUN_COLUMNS
-    ]
     place = {name: k for k, name in enumerate(looks)}
     runs = sorted(
         analysis.gathered.runs,
         key=lambda run: (place.get(run.structure, 999), run.width or 0, run.seed, run.id),
     )
-    rows = [_run_row(run, looks) for run in runs]
+    cells = [_run_cells(run) for run in runs]
+    known = [any(key not in (None, "") for key, _ in column) for column in zip(*cells, strict=True)]
+    columns = [*_RUN_COLUMNS[:3], *compress(_RUN_COLUMNS[3:], known)]  # a table knows few of them
+    titles = [
+        f'<th scope="col"{"" if is_number else " class=w"}>'
+        f'<button type="button">{escape(name.replace("%", unit))}</button></th>'
+        for name, is_number in columns
+    ]
+    rows = [
+        _run_row(run, looks, list(zip(compress(values, known), columns[3:], strict=True)))
+        for run, values in zip(runs, cells, strict=True)
+    ]
     return table("All runs", titles, rows, "runs")
 
 
-def _run_row(run: ShownRun, looks: dict[str, Look]) -> str:
-    look = looks.get(run.structure)
-    mark = "" if look is None else swatch(look, list(looks).index(run.structure))
-    rate, bytes_ = run.units_per_second, run.peak_bytes
-    values: list[tuple[object, str]] = [
+def _run_cells(run: ShownRun) -> list[Cell]:
+    """What is sorted by and what is shown, in every column but the first three."""
+    rate, bytes_, spent = run.units_per_second, run.peak_bytes, run.spent("compute") or None
+    return [
         *((None, NONE) if v is None else (float(v), str(v)) for v in _three(run.exponents)),
         (run.task, run.task),
         (run.width, _whole(run.width)),
@@ -195,15 +203,23 @@ def _run_row(run: ShownRun, looks: dict[str, Look]) -> str:
         (run.params, amount(run.params)),
         (run.macs, amount(run.macs)),
         (run.steps_done, _whole(run.steps_done)),
+        (spent, short(spent)),
         (run.loss, short(run.loss, 4)),
         (run.best_loss, short(run.best_loss, 4)),
         (run.seconds, duration(run.seconds)),
         (rate, amount(rate)),
         (bytes_, NONE if bytes_ is None else f"{amount(bytes_)}B"),
     ]
+
+
+def _run_row(
+    run: ShownRun, looks: dict[str, Look], values: list[tuple[Cell, tuple[str, bool]]]
+) -> str:
+    look = looks.get(run.structure)
+    mark = "" if look is None else swatch(look, list(looks).index(run.structure))
     cells = "".join(
         f"<td{'' if is_number else ' class=w'} data-v='{escape(_key(value))}'>{escape(text)}</td>"
-        for (value, text), (_, is_number) in zip(values, _RUN_COLUMNS[3:], strict=True)
+        for (value, text), (_, is_number) in values
     )
     return (
         f'<tr class="{run.state}"><th scope="row"><code>{escape(run.id)}</code></th>'

@@ -185,9 +185,10 @@ def _routing(analysis: Analysis, svgs: Mapping[str, str]) -> str:
         f'<label class="js">Run <select>{options}</select></label>'
         f'<div class="static">{svgs.get("routing", "")}</div>'
         '<div class="panels n2"><div class="live"></div><div class="live"></div></div>'
-        "<figcaption>How evenly the tokens are spread over the experts of each layer while it "
-        "trains (1 is even), and the load of every expert at the end: red is more than the even "
-        "share, blue less.</figcaption></figure>"
+        '<figcaption><span class="js">Left: how evenly the tokens are spread over the experts of '
+        "each layer while it trains (1 is even), from the first layer, blue, to the last, red. "
+        "Right: the load of every expert at the end. </span>Red is more than the even share, blue "
+        "less.</figcaption></figure>"
     )
 
 

@@ -62,7 +62,8 @@
       error_x: { type: "data", symmetric: false, array: [s.high[0] - s.x[0]], arrayminus: [s.x[0] - s.low[0]], thickness: 2.5, width: 0,
         color: colour(s.structure) },
       text: [`${plain(s.text[0])}<br>${s.x[0].toPrecision(3)} (${s.low[0].toPrecision(3)} to ${s.high[0].toPrecision(3)})`] }),
-    place: s => ({ mode: "markers", cliponaxis: false, text: [plain(s.text[0])], marker: { size: [22, 15, 9, 5][Math.min(3, s.low[0])],
+    place: (s, panel) => ({ mode: "markers", cliponaxis: false, text: [panel.series.filter(o => o.x[0] === s.x[0] && o.y[0] === s.y[0]
+      && !state.hidden.has(o.structure)).map(o => plain(o.text[0])).join("<br>")], marker: { size: [22, 15, 9, 5][Math.min(3, s.low[0])],
       color: colour(s.structure), symbol: data.structures[s.structure].symbol, line: { width: 1.5, color: css("--bg") } } }),
   };
 
@@ -98,8 +99,13 @@
     let low = Infinity, high = 0;
     for (const trace of shown) for (const x of trace.x) if (x > 0) { low = Math.min(low, x); high = Math.max(high, x); }
     const minor = { dtick: "D1", ticks: "outside", ticklen: 3, tickcolor: css("--line"), showgrid: false };
-    if (high < 100 * low) return {};
-    return { dtick: Math.ceil(Math.log10(high / low) / (innerWidth < 720 ? 5 : 12)), tickangle: 0, minor };
+    if (high < 100 * low) {
+      const values = [], first = Math.floor(Math.log10(low));
+      for (let k = first; k <= Math.log10(high) + 1; k++) for (const step of innerWidth < 720 ? [1, 3] : [1, 2, 5]) values.push([step, k]);
+      return { tickvals: values.map(([step, k]) => step * 10 ** k), ticktext: values.map(([step, k]) => `${step > 1 ? step + "\u00d7" : ""}10<sup>${k}</sup>`), tickangle: 0 };
+    }
+    return { tickfont: { size: 10 }, // which plotly makes larger for powers of ten
+      dtick: Math.ceil(Math.log10(high / low) / (innerWidth < 720 ? 5 : 12)), tickangle: 0, minor };
   }
 
   function layout(panel, height, drawn) {
@@ -113,12 +119,20 @@
       title: undefined, fixedrange: true });
     const x = axis(panel.x_title, panel.is_log_x, panel.x_range, panel.is_reversed, panel.is_reversed || panel.line_x !== null);
     if (panel.measure) Object.assign(x, decades(drawn));
+    if (panel.measure) Object.assign(y, { tickvals: undefined, ticktext: undefined, tickformat: "~g" });
     return { ...base(height), xaxis: x, yaxis: y,
       shapes: [...(panel.line_x !== null ? [line(panel.line_x, null)] : []), ...(panel.line_y !== null ? [line(null, panel.line_y)] : [])],
-      annotations: shown.filter(s => s.role === "place").map(s => ({ x: s.x[0], y: s.y[0], text: plain(s.text[0]), showarrow: false,
+      annotations: names(shown.filter(s => s.role === "place")).map(([s, text, before]) => ({ x: s.x[0], y: s.y[0], text, showarrow: false,
         // Beside the marks at the sides, above those between; lower in a narrow window, where they meet.
         ...(s.x[0] > 0.75 ? { xanchor: "right", xshift: -16 } : s.x[0] < 0.25 ? { xanchor: "left", xshift: 16 } : { xanchor: "center" }),
-        yshift: (s.x[0] > 0.25 && s.x[0] < 0.75 ? 20 : innerWidth < 720 ? -20 : 0) - 16 * s.low[0], font: { size: 12.5 } })) };
+        yshift: (s.x[0] > 0.25 && s.x[0] < 0.75 ? 20 : innerWidth < 720 ? -20 : 0) - 16 * before, font: { size: 12.5 } })) };
+  }
+
+  function names(shown) { // beside each place; of more than three how many, and who points at it sees which
+    const places = new Map();
+    for (const s of shown) places.set(`${s.x[0]} ${s.y[0]}`, [...places.get(`${s.x[0]} ${s.y[0]}`) || [], s]);
+    return [...places.values()].flatMap(here => here.length > 3 ? [[here[0], `${here.length} structures`, 0]]
+      : here.map((s, k) => [s, plain(s.text[0]), k]));
   }
 
   function base(height) {
@@ -153,12 +167,12 @@
       hovertemplate: `${short[k]}<br>step %{x:,}, entropy %{y:.3f}<extra></extra>` }));
     Plotly.react(left, lines, { ...base(380), xaxis: axis("step", false, null), yaxis: axis("entropy of the load", false, null, false, true) }, config);
     const z = run.load.map(row => row.map(v => v > 0 ? Math.max(-2, Math.min(2, Math.log2(v * row.length))) : -2));
-    const heat = [{ type: "heatmap", z, y: short, customdata: run.load, zmin: -2, zmax: 2, colorscale: "RdBu", reversescale: false,
+    const heat = [{ type: "heatmap", z, y: short, customdata: run.load, zmin: -2, zmax: 2,
       xgap: 1, ygap: 1, colorbar: { thickness: 10, outlinewidth: 0, tickvals: [-2, -1, 0, 1, 2], ticktext: ["\u00bc", "\u00bd", "even", "2 x", "4 x"] },
       hovertemplate: "%{y}, expert %{x}<br>%{customdata:.1%} of its tokens<extra></extra>" }];
-    heat[0].colorscale = [[0, "#2f7fd1"], [0.5, css("--bg")], [1, "#cf4a4a"]];
-    Plotly.react(right, heat, { ...base(380), xaxis: { ...axis("expert", false, null), dtick: Math.ceil((run.load[0] || []).length / 8) },
-      yaxis: { automargin: true, tickfont: { size: 12 }, autorange: "reversed" } }, config);
+    heat[0].colorscale = [[0, "#2f7fd1"], [0.5, css("--line")], [1, "#cf4a4a"]];
+    Plotly.react(right, heat, { ...base(380), xaxis: { ...axis("expert", false, null), dtick: Math.ceil((run.load[0] || []).length / 8), showgrid: false },
+      yaxis: { showgrid: false, automargin: true, tickfont: { size: 12 }, autorange: "reversed" } }, config);
   }
 
   function redraw() {

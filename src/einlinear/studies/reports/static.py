@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, log10
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ _MARKERS = {
 _MOST_POINTS = 6000  # beyond so many, those of runs are pixels and not shapes
 _FEW_TIMES = 5.0  # the ends of an axis on which 1, 2, 5 would be too few
 _IN_A_ROW = 5  # structures in a row of the legend
+_LONG_NAME = 30  # beyond so many letters a name beside an axis is cut
+_AT_A_PLACE = 3  # names beside one place of the taxonomy; more are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +81,16 @@ def draw_picture(
     shown = [looks[name] for name in names]
     wide = len(picture.panels)
     rows = ceil(len(shown) / _IN_A_ROW)
-    width, height = (7.2 if wide == 1 else 4.6 * wide), 4.0 + 0.22 * rows
+    left = _room(picture)
+    width, height = (7.2 if wide == 1 else 4.6 * wide) + wide * (left - 0.68), 4.0 + 0.22 * rows
     canvas = Canvas(figsize=(width, height))
     # By hand: finding a layout takes matplotlib longer than drawing.
     canvas.subplots_adjust(
-        left=0.68 / width,
+        left=left / width,
         right=1 - 0.15 / width,
         bottom=0.5 / height,
         top=1 - (0.25 + 0.22 * rows) / height,
-        wspace=0.24,
+        wspace=0.24 + (left - 0.68) / 3.8,
     )
     grid = canvas.subplots(1, wide, squeeze=False)[0]
     for axes, panel in zip(grid, picture.panels, strict=True):
@@ -102,6 +105,16 @@ def draw_picture(
         labelcolor=INK,
     )
     return [save_figure(canvas, folder / f"{picture.name}{ending}") for ending in (".svg", ".png")]
+
+
+def _room(picture: Picture) -> float:
+    """Inches for what is written at the left of the axes: numbers, or names of structures."""
+    dots = [s for panel in picture.panels for s in panel.series if s.role == "dot"]
+    return max([0.68, *(0.2 + 0.073 * len(_clipped(s.text[0])) for s in dots)])
+
+
+def _clipped(name: str) -> str:
+    return name if len(name) <= _LONG_NAME else name[: _LONG_NAME - 1] + "\u2026"
 
 
 def _handle(look: Look) -> Any:
@@ -130,6 +143,7 @@ def _draw_panel(axes: Any, panel: Panel, analysis: Analysis, looks: Mapping[str,
         axes.axvline(panel.line_x, **line)
     if panel.line_y is not None:
         axes.axhline(panel.line_y, **line)
+    _name_places(axes, [series for series in panel.series if series.role == "place"])
     for series in panel.series:
         if series.role in ("runs", "open"):
             _draw_runs(axes, series, panel, analysis, looks[series.structure])
@@ -145,7 +159,7 @@ def _draw_panel(axes: Any, panel: Panel, analysis: Analysis, looks: Mapping[str,
 
 
 def _finish(axes: Any, panel: Panel) -> None:
-    from matplotlib.ticker import FuncFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xlabel(panel.x_title, fontsize=9, color=INK)
     axes.set_ylabel(panel.y_title, fontsize=9, color=INK)
@@ -156,13 +170,16 @@ def _finish(axes: Any, panel: Panel) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(_power_of_ten))
         if panel.measure:  # many decades; small ticks take long to draw
             axes.xaxis.set_minor_locator(NullLocator())
+            low, high = axes.get_xlim()
+            if high < 100 * low:
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     if panel.is_log_y:  # losses and multipliers are not powers of ten
         _label(axes.yaxis, axes.get_ylim())
     if panel.is_log_x and not panel.measure:
         _label(axes.xaxis, axes.get_xlim())
     if any(series.role == "dot" for series in panel.series):
         dots = [series for series in panel.series if series.role == "dot"]
-        axes.set_yticks([s.y[0] for s in dots], [_plain(s.text[0]) for s in dots])
+        axes.set_yticks([s.y[0] for s in dots], [_plain(_clipped(s.text[0])) for s in dots])
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -174,7 +191,7 @@ def _label(axis: Any, ends: tuple[float, float]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     is_short = max(ends) < _FEW_TIMES * min(ends)
-    few = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]) if is_short else LogLocator(subs=(1, 2, 5))
+    few = MaxNLocator(9, steps=[1, 2, 2.5, 5, 10]) if is_short else LogLocator(subs=(1, 2, 5))
     axis.set_major_locator(few)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -185,7 +202,11 @@ def _power_of_ten(value: float, _: object) -> str:
     digits = str.maketrans(
         "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
     )
-    return f"10{str(round(log10(value))).translate(digits)}" if value > 0 else ""
+    if value <= 0:
+        return ""
+    power = floor(log10(value) + 1e-9)
+    times = f"{value / 10**power:.2g}"
+    return f"{'' if times == '1' else times + chr(0xD7)}10{str(power).translate(digits)}"
 
 
 def _draw_runs(axes: Any, series: Series, panel: Panel, analysis: Analysis, look: Look) -> None:
@@ -215,11 +236,22 @@ def _draw_series(axes: Any, series: Series, look: Look) -> None:
     elif series.role == "place":
         place, before = (series.x[0], series.y[0]), series.low[0]
         axes.plot(*place, color=colour, **_marker(look, 11 - 3 * min(2, before)))
-        side = "right" if place[0] > 0.5 else "left"
-        offset = (-9 if side == "right" else 9, -3 - 11 * before)
-        name = _plain(series.text[0])
+
+
+def _name_places(axes: Any, series: Sequence[Series]) -> None:
+    """The names of structures beside their places; above those in the middle, where they meet."""
+    places: dict[tuple[float, float], list[str]] = {}
+    for one in series:
+        places.setdefault((one.x[0], one.y[0]), []).append(_plain(one.text[0]))
+    for (x, y), names in places.items():
+        if len(names) > _AT_A_PLACE:
+            names = [f"{len(names)} structures"]
+        side = "right" if x > 0.75 else "left" if x < 0.25 else "center"
+        shift = {"right": (-9, 3), "left": (9, 3), "center": (0, 9)}[side]
         style = {"fontsize": 8, "color": INK, "ha": side, "annotation_clip": False}
-        axes.annotate(name, place, offset, textcoords="offset points", **style)
+        style["va"] = "bottom" if side == "center" else "center" if len(names) == 1 else "top"
+        offset = (shift[0], 0 if style["va"] == "center" else shift[1])
+        axes.annotate("\n".join(names), (x, y), offset, textcoords="offset points", **style)
 
 
 def inline_svg(path: Path, name: str, words: str) -> str:

@@ -31,6 +31,7 @@ def run_rows(analysis: Analysis) -> Iterator[Row]:
             "params": run.params,
             "macs_per_unit": run.macs,
             "steps": run.steps_done,
+            "compute": run.spent("compute") or None,
             "loss": run.loss,
             "best_loss": run.best_loss,
             "seconds": run.seconds,

@@ -272,7 +272,7 @@ def _about_runs(analysis: Analysis) -> Iterator[str]:
 def _has_single_points(analysis: Analysis) -> bool:
     """Whether no run has two points, so that how runs ended is not known."""
     runs = [run for run in analysis.runs if run.has_result]
-    return all(sum(point.loss is not None for point in run.curve[-2:]) < 2 for run in runs)
+    return all(sum(point.loss is not None for point in run.curve) < 2 for run in runs)
 
 
 def _about_ends(analysis: Analysis) -> Iterator[str]:
@@ -300,7 +300,7 @@ def _about_range(main: Measured) -> Iterator[str]:
     few = [name for name, number in sizes.items() if number < _FEW_SIZES]
     if few and main.multipliers:
         which = listed([f"{_code(name)} ({sizes[name]})" for name in few])
-        yield f"There are few sizes of {which}: with less than seven, intervals mislead."
+        yield f"There are few sizes of {which}: with fewer than seven, intervals mislead."
     bent = {r.structure: r.law.rms for r in main.laws.values() if r.law and r.law.rms > _MISFIT}
     if bent:
         which = listed([f"{_code(name)} by {100 * rms:.2g} %" for name, rms in bent.items()])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from einlinear.studies.directory import write_whole
 from einlinear.studies.fit import Linf
-from einlinear.studies.reports.analyse import Analysis, Settings, analyse
+from einlinear.studies.reports.analyse import MEASURES, Analysis, Settings, analyse
 from einlinear.studies.reports.figures import make_figures, make_looks
 from einlinear.studies.reports.gather import gather
 from einlinear.studies.reports.page import make_page, routed_runs
@@ -68,6 +68,15 @@ def place_for(source: Path, out: str | Path | None) -> Path:
     return (source.parent if source.is_file() else source) / "report"
 
 
+def _remove_old(out: Path, written: set[Path]) -> None:
+    """Remove figures and tables of an earlier report that this one does not have."""
+    names = ("multipliers", "multiplier-curves", "taxonomy", "routing")
+    figures = [*names, *(f"{figure}-{m}" for figure in ("frontier", "curves") for m in MEASURES)]
+    ours = [out / "figures" / f"{name}{ending}" for name in figures for ending in (".svg", ".png")]
+    for path in {*ours, *(out / "tables" / f"{name}.csv" for name in TABLES)} - written:
+        path.unlink(missing_ok=True)
+
+
 def write_report(analysis: Analysis, out: Path) -> ReportFiles:
     """Write the page, the figures and the tables; the page is last, whole or not at all."""
     words, figures, looks = conclude(analysis), make_figures(analysis), make_looks(analysis)
@@ -86,6 +95,7 @@ def write_report(analysis: Analysis, out: Path) -> ReportFiles:
         words_of = f"Load of each expert over training, of run {routed[0].id}"
         drawn += [draw_routing(routed[0], out / "figures" / f"routing.{k}") for k in ("svg", "png")]
         svgs["routing"] = inline_svg(drawn[-2], "routing", words_of)
+    _remove_old(out, {*drawn, *tables})
     page = out / "index.html"
     write_whole(page, make_page(analysis, words, figures, looks, svgs).encode())
     return ReportFiles(page, tuple(drawn), tuple(tables), words)

@@ -1,0 +1,116 @@
+"""What figures show of odd sweeps: runs that diverge, many structures, few sizes, tables."""
+
+import re
+from dataclasses import asdict
+
+import pytest
+
+import einlinear as el
+from einlinear.studies.numbers import short
+from einlinear.studies.record import RunRecord
+from einlinear.studies.reports.analyse import Settings, analyse
+from einlinear.studies.reports.figures import COLOURS, make_figures, make_looks
+from einlinear.studies.reports.gather import gather
+from einlinear.studies.reports.words import conclude
+from report_records import (
+    DENSE,
+    KINDS,
+    Kind,
+    hostile_table,
+    make_record,
+    page_of,
+    write_diverged,
+    write_record,
+    write_runs,
+)
+
+QUICK = Settings(resamples=0)
+
+
+def figures_of(path):
+    return {figure.name: figure for figure in make_figures(analyse(gather(path), QUICK))}
+
+
+def explode(directory):
+    """A run whose losses are finite, and enormous."""
+    record = make_record(DENSE, 64, 5, lr=9.0)
+    curve = [asdict(p) | {"loss": p.loss * 1e8 if p.step else p.loss} for p in record.curve]
+    values = record.as_dict() | {"status": "diverged", "curve": curve}
+    write_record(directory / "runs" / "bad", RunRecord.from_dict(values))
+
+
+def test_a_run_that_diverges_does_not_flatten_the_others(tmp_path):
+    write_runs(tmp_path, KINDS[:2], (32, 64, 128), 1)
+    assert figures_of(tmp_path)["frontier"].panels[0].y_range is None
+    explode(tmp_path)
+    for name, most in (("frontier", 3), ("curves", 30)):
+        figure = figures_of(tmp_path)[name]
+        low, high = figure.panels[0].y_range
+        assert 1 <= low < 1.3 < high < most
+        assert f"Losses above {short(high)} are outside the figure." in figure.about
+
+
+def test_no_two_structures_look_alike(tmp_path):
+    kinds = [DENSE, *(Kind(f"btt(rank={k})") for k in range(1, 2 * len(COLOURS) + 3))]
+    write_runs(tmp_path, kinds, (32,), 1, points=4)
+    looks = make_looks(analyse(gather(tmp_path), QUICK)).values()
+    assert len({(look.colour, look.symbol) for look in looks}) == len(looks) == len(kinds)
+
+
+def test_the_caption_says_which_points_count(tmp_path):
+    write_runs(tmp_path / "few", KINDS[:2], (32, 64), 1)
+    assert "do not count" not in figures_of(tmp_path / "few")["frontier"].about
+    write_runs(tmp_path / "many", KINDS[:2], (32, 64, 128, 256, 512), 1)
+    assert "the largest runs do not count." in figures_of(tmp_path / "many")["frontier"].about
+
+
+def test_a_table_has_no_warm_up_and_no_empty_columns(tmp_path):
+    path = hostile_table(tmp_path / "table.jsonl")
+    page = page_of(path)
+    assert "warm-up" not in page.split("<main>")[1].split("<script")[0]
+    heads = re.findall(r'<button type="button">([^<]*)</button></th>', page)
+    assert heads == [
+        *("run", "status", "structure", "\u03c9", "\u03c8", "\u03bd"),
+        *("seed", "compute", "loss", "best loss"),
+    ]
+    assert page.count("<td data-v='100000.0'>100,000</td>") == 6
+
+
+def test_runs_that_diverged_have_more_than_one_point(tmp_path):
+    write_diverged(tmp_path)
+    cautions = " ".join(conclude(analyse(gather(tmp_path), QUICK)).cautions)
+    assert "one point" not in cautions
+
+
+def test_names_of_structures_are_inside_the_picture(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib.figure")
+    seen = []
+    save = matplotlib.Figure.savefig
+
+    def look(figure, path, **how):
+        for axes in figure.axes:
+            seen.extend(
+                (text.get_text(), text.get_window_extent())
+                for text in axes.get_yticklabels()
+                if text.get_text()
+            )
+        return save(figure, path, **how)
+
+    write_runs(tmp_path, (DENSE, KINDS[1], KINDS[4]), (32, 64, 128), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matplotlib.Figure, "savefig", look)
+        el.report(tmp_path, resamples=0)
+    assert "monarch moe 2/8" in {text for text, _ in seen}
+    assert min(place.x0 for _, place in seen) >= 0
+
+
+def test_nothing_of_an_earlier_report_is_left(tmp_path):
+    write_runs(tmp_path / "two", KINDS[:2], (32, 64, 128), 1)
+    write_runs(tmp_path / "one", KINDS[:1], (32, 64, 128), 1)
+    out = tmp_path / "out"
+    el.report(tmp_path / "two", out, resamples=0)
+    (out / "figures" / "mine.svg").write_text("", encoding="utf-8")
+    files = el.report(tmp_path / "one", out, resamples=0)
+    left = {path for path in out.rglob("*") if path.is_file()}
+    assert left == {files.page, *files.figures, *files.tables, out / "figures" / "mine.svg"}
+    assert not (out / "tables" / "multipliers.csv").exists()
