@@ -72,14 +72,16 @@ def _with_ends(value: float | None, ends: Interval, digits: int = 3) -> str:
 def law_table(analysis: Analysis, found: Measured, looks: dict[str, Look]) -> str:
     """The power law of every structure, or why there is none."""
     titles = ("exponent a", "factor b", "limit L\u221e", "R\u00b2", "points", "runs", "decades")
-    names = [head("structure", False), *map(head, titles), head("note", False)]
-    rows = [_law_row(found.laws[name], looks) for name in analysis.structures if name in found.laws]
+    laws = [found.laws[name] for name in analysis.structures if name in found.laws]
+    has_notes = any(row.note for row in laws)
+    names = [head("structure", False), *map(head, titles), *[head("note", False)] * has_notes]
+    rows = [_law_row(row, looks, has_notes) for row in laws]
     level = f"{100 * analysis.settings.level:.3g} % intervals"
     what = measure_name(analysis, found.measure)
     return table(f"L = L\u221e + b C^-a, where C is {what}, with {level}", names, rows)
 
 
-def _law_row(row: LawRow, looks: dict[str, Look]) -> str:
+def _law_row(row: LawRow, looks: dict[str, Look], has_notes: bool) -> str:
     law = row.law
     if law is None:
         cells = f"<td>{NONE}</td>" * 7
@@ -91,9 +93,8 @@ def _law_row(row: LawRow, looks: dict[str, Look]) -> str:
             + f"<td>{law.r2:.4f}</td><td>{law.num_points}</td><td>{law.num_runs}</td>"
             f"<td>{law.decades:.1f}</td>"
         )
-    return (
-        f'<tr>{_named(row.structure, looks)}{cells}<td class="w note">{escape(row.note)}</td></tr>'
-    )
+    note = f'<td class="w note">{escape(row.note)}</td>' if has_notes else ""
+    return f"<tr>{_named(row.structure, looks)}{cells}{note}</tr>"
 
 
 def multiplier_table(analysis: Analysis, looks: dict[str, Look]) -> str:
@@ -102,7 +103,7 @@ def multiplier_table(analysis: Analysis, looks: dict[str, Look]) -> str:
     names = [head("structure", False)]
     for found in compared:
         what = measure_name(analysis, found.measure)
-        names += [head(f"by {what}: median"), head("mean \u00b1 sd"), head("", False)]
+        names += [head(f"by {what}: median"), head("mean \u00b1 sd"), head("verdict", False)]
     rows = [
         f"<tr>{_named(name, looks)}{''.join(_multiplier_cells(f, name) for f in compared)}</tr>"
         for name in analysis.structures
