@@ -249,6 +249,9 @@ def test_the_browser_follows(tmp_path, drawn):
         page.click(".chip:nth-child(2)")
         page.click('#colour [data-by="2"]')
         page.run("document.getElementById('filter').value = 'dense'; report.showAll()")
+        page.run("for (const k of [1, 2]) document.querySelectorAll('.runs th button')[14].click()")
+        page.run("document.getElementById('filter').focus({ preventScroll: true })")
+        order = "document.querySelectorAll('.runs th')[14].getAttribute('aria-sort')"
         place = "document.querySelector('[aria-labelledby=h2]').getBoundingClientRect().top"
         page.run(f"scrollBy({{top: {place} - 100, behavior: 'instant'}})")
         assert page.run(place) == pytest.approx(100, abs=2)
@@ -262,6 +265,8 @@ def test_the_browser_follows(tmp_path, drawn):
         assert shown == [hidden]
         assert page.run("report.state.by") == 2
         assert page.run("document.getElementById('filter').value") == "dense"
+        assert page.run("document.activeElement.id") == "filter"
+        assert page.run(order) == "descending"
         assert page.run(place) == pytest.approx(100, abs=2)
         live.error = "no ink"
         until(page, f"{badge}.includes('no ink')")

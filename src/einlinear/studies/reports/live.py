@@ -35,6 +35,7 @@ _WAITING = (
     "<!doctype html>"
     + _START
     + '><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>report</title>'
+    '<link rel="icon" href="data:,">'
     '<body style="font: 16px system-ui; margin: 4em; color-scheme: light dark"><p>%s</p>'
 )
 

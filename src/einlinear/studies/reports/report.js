@@ -268,7 +268,9 @@
     const [top, section] = sections().map(e => [e.getBoundingClientRect().top, e.getAttribute("aria-labelledby")])
       .filter(([y]) => y <= innerHeight / 2).pop() || [0, null];
     sessionStorage.setItem("report", JSON.stringify({ top, section, hidden: [...state.hidden].map(names), by: state.by,
-      panel: state.panel, filter: box.value }));
+      panel: state.panel, filter: box.value, isTyping: document.activeElement === box,
+      sort: heads.filter(h => h.hasAttribute("aria-sort")).map(h => [h.textContent, h.getAttribute("aria-sort") === "descending" ? 2 : 1]),
+      run: document.querySelector("#figure-routing select")?.selectedOptions[0].textContent }));
   }
 
   function restore() {
@@ -280,6 +282,11 @@
     for (const [name, k] of Object.entries(left.panel)) document.querySelector(`#figure-${name} [data-panel="${k}"]`)?.click();
     box.value = left.filter;
     box.dispatchEvent(new Event("input"));
+    if (left.isTyping) box.focus({ preventScroll: true });
+    for (const [name, times] of left.sort) for (let k = 0; k < times; k++) heads.find(h => h.textContent === name)?.querySelector("button").click();
+    const select = document.querySelector("#figure-routing select");
+    const same = select && [...select.options].find(option => option.textContent === left.run);
+    if (same) select.value = same.value;
     const here = sections().find(e => e.getAttribute("aria-labelledby") === left.section);
     if (!here) return;
     // What is drawn later must not move what is read: everything up to here is drawn first.
