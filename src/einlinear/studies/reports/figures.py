@@ -131,6 +131,11 @@ def make_figures(analysis: Analysis) -> tuple[Figure, ...]:
     return tuple(figure for figure in found if any(panel.series for panel in figure.panels))
 
 
+def loss_name(analysis: Analysis) -> str:
+    """What the loss is called: of a table of others it is not known which it is."""
+    return "loss" if analysis.gathered.kind == "table" else "validation loss"
+
+
 def _title(analysis: Analysis, measure: str) -> str:
     name = measure_name(analysis, measure)
     return f"{name} of forward passes" if measure == "macs" else name
@@ -163,7 +168,7 @@ def _losses(
         y_range=None if most is None else (min(drawn) / 1.03, most),
         name=measure,
         x_title=_title(analysis, measure),
-        y_title="validation loss",
+        y_title=loss_name(analysis),
         measure=measure,
         is_counted=is_counted,
         series=series,
@@ -267,7 +272,7 @@ def _curve_panel(analysis: Analysis, found: Measured) -> Panel:
     inside += [v for m in found.multipliers.values() for v in _inner_ends(m)]
     return Panel(
         name=found.measure,
-        x_title="validation loss",
+        x_title=loss_name(analysis),
         y_title=f"multiplier by {measure_name(analysis, found.measure)}",
         series=tuple(series),
         is_reversed=True,

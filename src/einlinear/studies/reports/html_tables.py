@@ -78,7 +78,7 @@ def law_table(analysis: Analysis, found: Measured, looks: dict[str, Look]) -> st
     rows = [_law_row(row, looks, has_notes) for row in laws]
     level = f"{100 * analysis.settings.level:.3g} % intervals"
     what = measure_name(analysis, found.measure)
-    return table(f"L = L\u221e + b C^-a, where C is {what}, with {level}", names, rows)
+    return table(f"L = L\u221e + b C\u207b\u1d43, where C is {what}, with {level}", names, rows)
 
 
 def _law_row(row: LawRow, looks: dict[str, Look], has_notes: bool) -> str:

@@ -27,6 +27,10 @@ from einlinear.studies.reports.shown import ShownRun
 from einlinear.studies.reports.words import Words, facts
 
 MOST_ROUTED = 12  # runs whose routing the page shows
+_COUNTING = (
+    "A multiply-add is two FLOPs; those of forward passes are counted, and a training step takes "
+    "about three times as many. "
+)
 
 
 def make_page(
@@ -59,6 +63,7 @@ def make_page(
             "SECTIONS": _sections(analysis, shown, looks, svgs),
             "RUNS": run_table(analysis, looks),
             "REPRODUCE": _reproduce(analysis),
+            "COUNTING": "" if analysis.gathered.kind == "table" else _COUNTING,
             "DATA": script_json(page_data(analysis, figures, looks)),
             "PLOTLY": plotly,
             "SCRIPT": script,
@@ -127,7 +132,11 @@ def _figure(figure: Figure, analysis: Analysis, svgs: Mapping[str, str]) -> str:
         buttons = (
             f'<div class="choice js" role="group" aria-label="Horizontal axis">{choices}</div>'
         )
-    live = "".join(f'<div class="live" data-live="{k}"></div>' for k in range(len(panels)))
+    live = "".join(
+        f'<div class="live" data-live="{k}" role="group" aria-label="{escape(figure.title)}, '
+        f'{escape(panel.y_title)} against {escape(panel.x_title)}"></div>'
+        for k, panel in enumerate(panels)
+    )
     return (
         f'<figure id="figure-{figure.name}" data-figure="{figure.name}">{buttons}'
         f'<div class="static">{svgs[name]}</div><div class="panels n{len(panels)}">{live}</div>'

@@ -226,7 +226,8 @@
     if (state.by >= 0) {
       const [low, high] = limits();
       document.getElementById("scale-low").textContent = `${greek[state.by]} ${+low.toFixed(2)}`;
-      document.getElementById("scale-high").textContent = String(+high.toFixed(2));
+      document.getElementById("scale-high").textContent = high > low ? String(+high.toFixed(2)) : "for all";
+      document.querySelector("#scale i").hidden = high <= low;
     }
     redraw();
   });

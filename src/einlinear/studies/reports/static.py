@@ -265,4 +265,4 @@ def inline_svg(path: Path, name: str, words: str) -> str:
     text = text.replace(INK, "currentColor").replace(FAINT, "var(--line)")
     head, body = text.split(">", 1)
     head = re.sub(r' (width|height)="[^"]*"', "", head)
-    return f'{head} role="img" aria-label="{escape(words)}">{body}'
+    return f'{head} preserveAspectRatio="xMinYMid" role="img" aria-label="{escape(words)}">{body}'
