@@ -141,10 +141,18 @@ def test_compute_beyond_the_points_is_marked():
     data = together(optima(np.random.default_rng(15), 12, 0.0))
     found = el.fit_power_law(data, resamples=0)
     least, most = found.points.compute.min(), found.points.compute.max()
-    assert found.laws[0].compute_range == (pytest.approx(least), pytest.approx(most))
-    middle = (least * most) ** 0.5
-    marks = [found.laws[0].is_extrapolated(c) for c in (least / 1.1, middle, most * 1.1)]
-    assert marks == [True, False, True]
+    assert found.laws[0].compute_range == (least, most)
+    marks = [found.laws[0].is_extrapolated(c) for c in (least / 1.1, least, most, most * 1.1)]
+    assert marks == [True, False, False, True]
+
+
+def test_a_law_far_beyond_its_points():
+    compute = 10.0 ** np.arange(2, 9)
+    data = el.Observations(list("abcdefg"), compute, 2 * compute**-0.005)
+    found = el.fit_power_law(data, linf=0.0, points="frontier", resamples=0).laws[0]
+    assert found.compute(1e-3) == np.inf
+    with pytest.raises(el.EinlinearError, match="compute is 0\n.*\n.*between 100 and 1e"):
+        found.loss(0)
 
 
 ONE = el.Observations(["a", "b", "c", "d"], [1, 2, 3, 4], [4.0, 3.0, 2.5, 2.4])

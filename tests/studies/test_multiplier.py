@@ -49,6 +49,17 @@ def test_what_is_beyond_the_data_is_marked():
     assert found.mean == pytest.approx(1, rel=0.02)
 
 
+def test_the_ends_of_the_data_are_inside():
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        data = together(optima(random, 12, 0.002), optima(random, 12, 0.002, name="btt", factor=3))
+        points = el.fit_power_law(data, linf="shared", resamples=0).points
+        both = [points.of(name).loss for name in ("dense", "btt")]
+        ends = [max(loss.min() for loss in both), min(loss.max() for loss in both)]
+        found = el.compute_multiplier(data, losses=ends, resamples=0)["btt"]
+        assert not found.is_extrapolated.any()
+
+
 def test_mean_deviation_and_median_by_hand():
     random = np.random.default_rng(9)
     data = together(optima(random, 20, 0.01), optima(random, 21, 0.01, name="btt", factor=2.0))

@@ -67,13 +67,20 @@ class PowerLaw:
 
     def loss(self, compute: float) -> float:
         """The loss that the law gives for some compute."""
+        if not compute > 0:
+            raise EinlinearError(
+                what=f"compute is {compute!r}",
+                rule="a power law holds for compute above 0",
+                fix=f"give some between {self.compute_range[0]:.4g} and {self.compute_range[1]:.4g}",
+            )
         return float(self.linf + np.exp(log(self.b) - self.a * log(compute)))
 
     def compute(self, loss: float) -> float:
         """The compute at which the law reaches a loss; infinite if never."""
         if loss <= self.linf:
             return float("inf")
-        return float(np.exp((log(self.b) - log(loss - self.linf)) / self.a))
+        with np.errstate(over="ignore"):
+            return float(np.exp((log(self.b) - log(loss - self.linf)) / self.a))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -174,7 +181,7 @@ def fit_power_law(
     problem = pose(data, linf, points, method, tolerance)
     found = solve(problem)
     parts = [laws for _, laws in solve_samples(problem, found, resamples, seed)]
-    laws = _make_laws(problem, found[0], parts, level)
+    laws = _make_laws(problem, found[0], parts, level, data.compute)
     return Fit(laws, method, linf, level, resamples, data.take(np.concatenate(problem.index)))
 
 
@@ -204,7 +211,7 @@ def pose(
 
 
 def _make_laws(
-    problem: Problem, found: Laws, parts: list[Laws], level: float
+    problem: Problem, found: Laws, parts: list[Laws], level: float, compute: Floats
 ) -> tuple[PowerLaw, ...]:
     points, log_b = problem.points, found.scale + found.a * problem.centre
     residuals = points.y - found.log_loss(points.x)
@@ -218,9 +225,9 @@ def _make_laws(
     laws = []
     for s, structure in enumerate(problem.structures):
         count = len(problem.index[s])
-        x, y, residual = (v[0, s, :count] for v in (points.x, points.y, residuals))
+        y, residual = points.y[0, s, :count], residuals[0, s, :count]
         of_linf, of_b, of_a = [(float(low[s]), float(high[s])) for low, high in ends]
-        least, most = np.exp(x[[0, -1]] + problem.centre[s]).tolist()
+        least, most = compute[problem.index[s][[0, -1]]].tolist()
         laws.append(
             PowerLaw(
                 structure,

@@ -25,6 +25,7 @@ from einlinear.studies.resample import Problem, interval, solve, solve_samples
 from einlinear.studies.selection import Bools
 
 Draws = tuple[int, int]  # how many samples, and their seed
+SLACK = 1e-9  # the ends of ranges are inside, also after log and exp
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -128,7 +129,7 @@ def _compare(
     low, high = interval(np.concatenate(curves), level)
     low_ends, high_ends = (v.tolist() for v in interval(np.concatenate(averages), level))
     mean, std, median, count = ours[0].tolist()
-    outside = (grid < ranges[:, :1]) | (grid > ranges[:, 1:])
+    outside = (grid < ranges[:, :1] * (1 - SLACK)) | (grid > ranges[:, 1:] * (1 + SLACK))
     return {
         structure: Multiplier(
             structure=structure,
@@ -177,8 +178,7 @@ def _grid(ranges: Floats, losses: Sequence[float] | None) -> Floats:
 
 def _bounds(points: Points, ranges: Floats, here: int) -> tuple[Floats, Bools]:
     """The losses whose points are averaged, and whether there are none inside the reference's."""
-    slack = 1e-9  # the ends themselves are inside, also after log and exp
-    low, high = ranges[here, 0] * (1 - slack), ranges[here, 1] * (1 + slack)
+    low, high = ranges[here] * [1 - SLACK, 1 + SLACK]
     loss = np.exp(points.y[0])
     is_beyond = ~((points.weight[0] > 0) & (loss >= low) & (loss <= high)).any(-1)
     bounds = np.where(is_beyond[:, None], [0.0, np.inf], [low, high])
