@@ -104,6 +104,16 @@ def test_the_recipe_of_the_paper_is_least_squares_on_the_hull():
     assert found.laws[0].a_interval[0] < found.laws[0].a < found.laws[0].a_interval[1]
 
 
+def test_rows_written_twice_count_once():
+    data = together(curves(np.random.default_rng(3), 8, 0.005))
+    twice = data.take(np.r_[np.arange(len(data)), np.arange(100)])
+    for how in ({}, {"points": "frontier"}, {"method": "paper", "linf": 1.2}):
+        one, other = (el.fit_power_law(d, resamples=20, **how).laws[0] for d in (data, twice))
+        assert one == other
+    one, other = (el.frontier(d, hull=True, linf=1.2) for d in (data, twice))
+    assert len(one) == len(other)
+
+
 @pytest.mark.parametrize("scale", [1e-9, 1e16])
 @pytest.mark.parametrize("unit", [1e-3, 1e6])
 def test_units_of_compute_and_loss_do_not_matter(scale, unit):

@@ -94,6 +94,18 @@ def test_seeds_of_a_group_are_drawn_inside_it():
     assert widths[1] < 0.6 * np.ptp(one.a_interval)
 
 
+def test_intervals_do_not_hang_on_the_order_of_rows():
+    random = np.random.default_rng(7)
+    data = together(curves(random, 8, 0.01), curves(random, 8, 0.01, name="btt"))
+    other = data.take(random.permutation(len(data)))
+    assert data.structures == other.structures[::-1]
+    laws = [el.fit_power_law(d, resamples=30) for d in (data, other)]
+    found = [el.compute_multiplier(d, linf=1.2, resamples=30)["btt"] for d in (data, other)]
+    for name in ("dense", "btt"):
+        assert laws[0][name] == laws[1][name]
+    assert found[0].median_interval == pytest.approx(found[1].median_interval, rel=1e-9)
+
+
 def test_seeds_under_one_name_are_runs_of_a_group():
     data = together(curves(np.random.default_rng(6), 8, 0.01))
     named = el.Observations(data.group, data.compute, data.loss, None, data.seed)

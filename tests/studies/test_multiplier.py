@@ -50,7 +50,7 @@ def test_what_is_beyond_the_data_is_marked():
 
 
 def test_the_ends_of_the_data_are_inside():
-    for seed in range(20):
+    for seed in (30, 41, 44):  # of which the ends are not what log and exp give back
         random = np.random.default_rng(seed)
         data = together(optima(random, 12, 0.002), optima(random, 12, 0.002, name="btt", factor=3))
         points = el.fit_power_law(data, linf="shared", resamples=0).points

@@ -45,7 +45,7 @@ def test_tables_are_read(tmp_path):
         ("a.csv", "run,compute,loss\na,4,2,7\n", "line 2: there are more values"),
         ("a.csv", "run,compute,loss\na,4,\n", "no observations \\(1 points had no loss"),
         ("a.csv", "run,compute,loss,seed\na,4,2,1.5\n", "line 2: seed is '1.5'"),
-        ("a.csv", "run,compute,loss,seed\na,4,2,\na,4,2,1e30\n", "line 3: seed is '1e30'"),
+        ("a.csv", "run,compute,loss,seed\na,4,2,\na,4,2,1e30\n", "line 3: seed is '1e30'\n.*below 2"),
         ("a.csv", "run,compute,loss\n,4,2\n", "line 2: run is empty"),
         ("a.csv", "run,compute,loss,loss\na,4,2,7\n", "two columns 'loss'"),
         ("a.csv", "run;compute;loss\na;4,5;2\n", "line 2: compute is '4,5'"),
@@ -53,6 +53,7 @@ def test_tables_are_read(tmp_path):
         ("a.jsonl", '{"run": 1, "loss": 1, "compute": 1' + "0" * 400 + "}", "above 1e300"),
         ("a.jsonl", '{"run": 1, "compute": 2, "loss": 3}\n[1]\n', "line 2: there is no JSON"),
         ("a.jsonl", '{"run": 1, "compute": 2, "loss"\n', "line 1: there is no JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1: there is no JSON"),
         ("a.jsonl", '{"run": 1, "compute": true, "loss": 3}\n', "line 1: compute is True"),
         ("a.jsonl", '\n{"run": 1, "loss": 3}\n', "line 2: there is no 'compute'"),
     ],
@@ -109,6 +110,25 @@ def test_what_only_some_rows_have(tmp_path):
         data = el.read_observations(path)
         assert data.group.tolist() == ["g", "g", "c", "d"]
         assert data.seed.tolist() == [1, 2, 0, 0]
+
+
+def test_large_seeds_stay_apart(tmp_path):
+    seeds = [2**53, 2**53 + 1, 2**63 - 1024, -(2**60) - 1]
+    table, lines = tmp_path / "runs.csv", tmp_path / "runs.jsonl"
+    table.write_text("run,compute,loss,seed\n" + "".join(f"a,1,2,{seed}\n" for seed in seeds))
+    rows = [{"run": "a", "compute": 1, "loss": 2, "seed": seed} for seed in seeds]
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    for path in (table, lines):
+        assert el.read_observations(path).seed.tolist() == seeds
+    table.write_text("run,compute,loss,seed\na,1,2,1e18\n")
+    assert el.read_observations(table).seed.tolist() == [10**18]
+
+
+def test_spaces_around_names_do_not_matter(tmp_path):
+    table = tmp_path / "runs.csv"
+    table.write_text("run , compute , loss , structure\na , 1 , 2 , dense \nb , 2 , 1 , dense\n")
+    data = el.read_observations(table)
+    assert (data.run.tolist(), data.structures) == (["a", "b"], ("dense",))
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -24,7 +24,7 @@ from einlinear.studies.resample import (
     solve,
     solve_samples,
 )
-from einlinear.studies.selection import Selection, make_tables, near_hull, on_frontier
+from einlinear.studies.selection import Selection, choose, make_tables, on_frontier
 
 Data = Observations | Iterable[RunRecord]
 Linf = float | Literal["fitted", "shared"]
@@ -142,8 +142,7 @@ def frontier(
     if not hull:
         return data.take(np.concatenate([t.index[on_frontier(t.y)] for t in tables]))
     check_linf(linf, float(data.loss.min()))
-    near = [near_hull(t.x, np.log(np.exp(t.y) - linf), tolerance) for t in tables]
-    return data.take(np.concatenate([t.index[n] for t, n in zip(tables, near, strict=True)]))
+    return data.take(np.concatenate([choose(t, "hull", linf, tolerance).index for t in tables]))
 
 
 def fit_power_law(

@@ -159,7 +159,7 @@ def as_observations(data: Observations | Iterable[RunRecord]) -> Observations:
     return data if isinstance(data, Observations) else Observations.from_records(data)
 
 
-def codes(values: Names) -> Ints:
+def codes(values: NDArray[Any]) -> Ints:
     """A number for each value, in the order in which they come."""
     listed = values.tolist()
     number = {value: code for code, value in enumerate(dict.fromkeys(listed))}

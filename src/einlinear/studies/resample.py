@@ -9,7 +9,7 @@ import numpy as np
 
 from einlinear.errors import EinlinearError
 from einlinear.studies.law import Laws, Points, Sharing, first_fit, least_squares, robust_fit
-from einlinear.studies.observations import Floats, Ints, Observations
+from einlinear.studies.observations import Floats, Ints, Observations, codes
 from einlinear.studies.selection import Bools, Selection, Table, choose, make_tables
 
 CHUNK = 300_000  # numbers of an array; samples are fitted in parts of this size
@@ -116,8 +116,9 @@ def check_linf(linf: float, lowest: float) -> None:
 
 
 def _make_runs(table: Table) -> Runs:
-    _, firsts, run = np.unique(table.run, return_index=True, return_inverse=True)
-    _, group = np.unique(table.group[firsts], return_inverse=True)
+    run = codes(table.run)  # by compute, so that draws do not hang on the order of rows
+    firsts = np.unique(run, return_index=True)[1]
+    group = codes(table.group[firsts])
     sizes = np.bincount(group)
     members = np.zeros((len(sizes), max(1, *sizes, 1)), dtype=np.int64)
     by_group = np.argsort(group, kind="stable")
@@ -142,7 +143,8 @@ def _drawn(problem: Problem, random: np.random.Generator, samples: int) -> Point
     """The points of samples, weighted by how often their runs were drawn, without those of 0."""
     one = problem.points
     weight = np.zeros((samples, *one.x.shape[1:]))
-    for s, runs in enumerate(problem.runs):
+    for s in sorted(range(len(problem.runs)), key=lambda s: str(problem.structures[s])):
+        runs = problem.runs[s]
         weight[:, s, : len(runs.run)] = draw(runs, random, samples)[:, runs.run]
     sizes = np.count_nonzero(weight, axis=-1).ravel()
     sample, structure, place = np.nonzero(weight)

@@ -61,9 +61,9 @@ def choose(table: Table, selection: Selection, linf: float, tolerance: float) ->
     """The points that count for a law."""
     if selection == "all":
         return table
+    table = table.take(_lowest_of_run(table))
     if selection == "hull":
         return table.take(near_hull(table.x, np.log(np.exp(table.y) - linf), tolerance))
-    table = table.take(_lowest_of_run(table))
     place = places(table)
     x, y, size = _medians(table, place)
     order = np.lexsort((y, x))

@@ -83,10 +83,10 @@ def _from_columns(columns: Columns, where: Where) -> Observations:
 
 
 def _names(values: Sequence[Any]) -> list[str]:
-    """The values as text, that of nothing being empty."""
+    """The values as text without spaces around it, that of nothing being empty."""
     if set(map(type, values)) == {str}:
-        return list(values)
-    return ["" if value is None else str(value) for value in values]
+        return [value.strip() for value in values]
+    return ["" if value is None else str(value).strip() for value in values]
 
 
 def _has_no_loss(value: Any) -> bool:
@@ -127,13 +127,23 @@ def _short(value: Any) -> str:
 
 
 def _seeds(values: Sequence[Any], where: Where) -> Any:
-    kind = "a whole number"
+    kind = "a whole number below 2^63"
     given = [0 if value is None or value == "" else value for value in values]
     seeds = _numbers("seed", given, where, kind)
     bad = np.flatnonzero((seeds != np.floor(seeds)) | (np.abs(seeds) >= 2**63))
     if len(bad):
         raise _not_a_number(where(int(bad[0])), "seed", given[bad[0]], kind)
-    return seeds.astype(np.int64)
+    whole = seeds.astype(np.int64)
+    for row in np.flatnonzero(np.abs(seeds) >= 2**53):  # beyond, floats miss whole numbers
+        whole[row] = _exact(given[row])
+    return whole
+
+
+def _exact(value: Any) -> int:
+    try:
+        return int(value)
+    except ValueError:  # a text such as 1e18
+        return int(float(value))
 
 
 def _csv_columns(path: Path, file: Any) -> tuple[list[int], Columns]:
@@ -200,7 +210,7 @@ def _json_columns(path: Path, file: Any) -> tuple[list[int], Columns]:
             continue
         try:
             row = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise EinlinearError(
