@@ -36,6 +36,19 @@ def test_noise_is_averaged_out_and_outliers_do_not_matter():
     assert found.rms == pytest.approx(log(1.5) / 20**0.5, rel=0.1)  # they are in the residuals
 
 
+@pytest.mark.parametrize("points", ["inner", "frontier", "all"])
+@pytest.mark.parametrize("linf", ["fitted", "shared", 1.5])
+def test_one_run_far_off_at_an_end_does_not_matter(points, linf):
+    run, compute, loss, name = optima(np.random.default_rng(9), 20, 0.002)
+    for place, factor in ((1, 100), (1, 1e6), (19, 1e6)):  # after the end, which is left out
+        wrong = loss.copy()
+        wrong[[0, place]] *= factor
+        data = el.Observations(run, compute, wrong, name)
+        found = el.fit_power_law(data, linf=linf, points=points, resamples=0).laws[0]
+        assert found.a == pytest.approx(A, rel=0.05)
+        assert found.linf == pytest.approx(LINF, rel=0.05)
+
+
 def test_goodness_of_fit_by_hand():
     random = np.random.default_rng(1)
     data = together(optima(random, 20, 0.02))
@@ -161,7 +174,7 @@ def test_a_law_far_beyond_its_points():
     data = el.Observations(list("abcdefg"), compute, 2 * compute**-0.005)
     found = el.fit_power_law(data, linf=0.0, points="frontier", resamples=0).laws[0]
     assert found.compute(1e-3) == np.inf
-    with pytest.raises(el.EinlinearError, match="compute is 0\n.*\n.*between 100 and 1e"):
+    with pytest.raises(el.EinlinearError, match=r"compute is 0\n.*\n.*between 100 and 1e"):
         found.loss(0)
 
 

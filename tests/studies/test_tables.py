@@ -45,7 +45,7 @@ def test_tables_are_read(tmp_path):
         ("a.csv", "run,compute,loss\na,4,2,7\n", "line 2: there are more values"),
         ("a.csv", "run,compute,loss\na,4,\n", "no observations \\(1 points had no loss"),
         ("a.csv", "run,compute,loss,seed\na,4,2,1.5\n", "line 2: seed is '1.5'"),
-        ("a.csv", "run,compute,loss,seed\na,4,2,\na,4,2,1e30\n", "line 3: seed is '1e30'\n.*below 2"),
+        ("a.csv", "run,compute,loss,seed\na,4,2,\na,4,2,1e30\n", "line 3: seed is '1e30'"),
         ("a.csv", "run,compute,loss\n,4,2\n", "line 2: run is empty"),
         ("a.csv", "run,compute,loss,loss\na,4,2,7\n", "two columns 'loss'"),
         ("a.csv", "run;compute;loss\na;4,5;2\n", "line 2: compute is '4,5'"),

@@ -71,7 +71,7 @@ class PowerLaw:
             raise EinlinearError(
                 what=f"compute is {compute!r}",
                 rule="a power law holds for compute above 0",
-                fix=f"give some between {self.compute_range[0]:.4g} and {self.compute_range[1]:.4g}",
+                fix="give some between {:.4g} and {:.4g}".format(*self.compute_range),
             )
         return float(self.linf + np.exp(log(self.b) - self.a * log(compute)))
 

@@ -21,6 +21,9 @@ STIFFNESS = 0.1  # of points beyond the bend, see `_step`
 SETTLED = 1e-7  # a step that lowers the cost by less than this share is the last
 SHARES = 1 - np.geomspace(1, 1e-3, 25)  # of the lowest loss: where linf is looked for first
 BELOW = 1 - 1e-6  # the highest linf, as a share of the lowest loss
+THIRD = 3  # points in a third of all, at least, if lines are laid through medians
+CLOSER = 0.5  # the share to which the bend must fall for a law from that start to count
+TINY = 1e-300  # the least loss above linf
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +238,8 @@ def first_fit(points: Points, linf: float, sharing: Sharing) -> tuple[Laws, Floa
     """The laws of one sample, and the residuals beyond which points of a structure count less.
 
     Starts at the best of several linf, by least squares; then the bend follows the median of
-    residuals.
+    residuals. A point far off at one end can hold that start where no other point is near the law.
+    So a second start is by medians, and counts where its residuals are far smaller.
     """
     has = points.weight > 0
     lowest = np.exp(np.where(has, points.y, np.inf).min(-1))
@@ -245,15 +249,55 @@ def first_fit(points: Points, linf: float, sharing: Sharing) -> tuple[Laws, Floa
         starts = np.full_like(lowest, linf)
     many = points.rows(np.zeros(len(starts), dtype=np.int64))
     laws = least_squares(many, starts)
-    bend = np.full(lowest.shape, np.inf)
-    cost = _cost(many, many.y - laws.log_loss(many.x), bend)
+    none = np.full(lowest.shape, np.inf)
+    cost = _cost(many, many.y - laws.log_loss(many.x), none)
+    found = _settle(points, _best(laws, cost, sharing), none, sharing)
+    if has.sum(-1).min() < 3 * THIRD:
+        return found
+    laws = _median_lines(many, starts)
+    start = _best(laws, np.log(_spread(many, laws)), sharing)
+    other = _settle(points, start, HUBER * _spread(points, start), sharing)
+    is_closer = other[1] < CLOSER * found[1]
+    if sharing == "shared":
+        is_closer = np.full_like(is_closer, np.log(other[1] / found[1]).mean() < np.log(CLOSER))
+    pairs = zip((*other[0].columns, other[1]), (*found[0].columns, found[1]), strict=True)
+    *columns, bend = (np.where(is_closer, theirs, ours) for theirs, ours in pairs)
+    return Laws(*columns), bend
+
+
+def _best(laws: Laws, cost: Floats, sharing: Sharing) -> Laws:
+    """Of the laws in each column those of least cost, as one sample."""
     cost = cost.sum(-1, keepdims=True) if sharing == "shared" else cost
     best = np.broadcast_to(np.nanargmin(cost, 0), laws.linf.shape[1:])
     column = np.arange(laws.linf.shape[1])
-    chosen = Laws(*(v[best, column][None] for v in laws.columns))
+    return Laws(*(v[best, column][None] for v in laws.columns))
+
+
+def _settle(points: Points, laws: Laws, bend: Floats, sharing: Sharing) -> tuple[Laws, Floats]:
+    """The laws of least cost near a start, with a bend that follows the median of residuals."""
     for _ in range(4):
-        chosen = robust_fit(points, chosen, bend, sharing)
-        sizes = np.abs(points.y - chosen.log_loss(points.x))[0]
-        middle = [np.median(size[mine]) for size, mine in zip(sizes, has[0], strict=True)]
-        bend = HUBER * np.maximum(1.4826 * np.array([middle]), LEAST_SCALE)
-    return chosen, bend
+        laws = robust_fit(points, laws, bend, sharing)
+        bend = HUBER * _spread(points, laws)
+    return laws, bend
+
+
+def _spread(points: Points, laws: Laws) -> Floats:
+    """The deviation of residuals by their median, of samples x structures."""
+    sizes = np.abs(points.y - laws.log_loss(points.x))
+    middle = [np.median(sizes[:, s, has], -1) for s, has in enumerate(points.weight[0] > 0)]
+    return np.maximum(1.4826 * np.stack(middle, axis=-1), LEAST_SCALE)
+
+
+def _median_lines(points: Points, linf: Floats) -> Laws:
+    """Lines through the medians of log(L - linf) in the first and the last third of the points."""
+    y = np.log(np.maximum(np.exp(points.y) - linf[..., None], TINY))
+    lines = []
+    for s, has in enumerate(points.weight[0] > 0):
+        third = int(has.sum()) // 3
+        of_x, of_y = points.x[:, s, has], y[:, s, has]
+        ends = [slice(third), slice(-third, None)]
+        (x0, x1), (y0, y1) = ([np.median(v[:, end], -1) for end in ends] for v in (of_x, of_y))
+        a = (y0 - y1) / (x1 - x0)
+        lines.append((np.median(of_y + a[:, None] * of_x, -1), a))
+    scale, a = np.moveaxis(np.array(lines), 0, -1)
+    return Laws(linf, scale, a)
