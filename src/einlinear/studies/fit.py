@@ -67,7 +67,7 @@ class PowerLaw:
 
     def loss(self, compute: float) -> float:
         """The loss that the law gives for some compute."""
-        if not compute > 0:
+        if compute <= 0:
             raise EinlinearError(
                 what=f"compute is {compute!r}",
                 rule="a power law holds for compute above 0",
