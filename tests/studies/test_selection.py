@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear.studies.selection import make_tables, places
-from scaling import curves, optima, together
+from scaling import CURVES_LAW, curves, optima, together
 
 
 def beats(c, loss, other_c, other_loss):
@@ -102,6 +102,12 @@ def test_seeds_do_not_meet_where_their_points_are_far_apart():
     assert place_sets(data) == [[0], [1], [2], [3]]
 
 
+def at(middle, group, compute):
+    """The median of a group at some compute, on the lines between its points."""
+    x, y = zip(*sorted((np.log(c), v) for (g, c), v in middle.items() if g == group), strict=True)
+    return np.interp(np.log(compute), x, y, np.inf, np.inf)
+
+
 def test_the_frontier_of_seeds_is_that_of_their_medians():
     data = together(curves(np.random.default_rng(0), 7, 0.02))
     found = el.fit_power_law(data, points="frontier", linf=0.5, resamples=0).points
@@ -113,9 +119,20 @@ def test_the_frontier_of_seeds_is_that_of_their_medians():
         (g, c)
         for (g, c), v in middle.items()
         if not any(oc <= c and ov <= v for (og, oc), ov in middle.items() if (og, oc) != (g, c))
+        and not any(at(middle, og, c) < v for og in set(data.group) - {g})
     }
     assert set(zip(found.group, found.compute, strict=True)) == best
     assert len(found) == 3 * len(best)
+
+
+@pytest.mark.parametrize("sizes", [6, 8, 20, 40, 80])
+def test_the_law_does_not_hang_on_how_close_sizes_are(sizes):
+    """Of 40 sizes several take turns, point by point, where all of them are too large."""
+    data = together(curves(np.random.default_rng(0), sizes, 0.0))
+    found = el.fit_power_law(data, resamples=0)
+    linf, _, a = CURVES_LAW
+    assert found.laws[0].a == pytest.approx(a, rel=0.02)
+    assert found.laws[0].linf == pytest.approx(linf, rel=0.005)
 
 
 def test_sizes_at_the_ends_are_left_out_with_all_their_groups():

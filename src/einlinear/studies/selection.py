@@ -15,6 +15,7 @@ Bools = NDArray[np.bool_]
 Selection = Literal["frontier", "inner", "all", "hull"]
 
 NEAR = float(np.log(2))  # points of one place differ in compute by less than this
+EQUAL = 1e-12  # logarithms that differ by less are equal
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +66,10 @@ def choose(table: Table, selection: Selection, linf: float, tolerance: float) ->
     if selection == "hull":
         return table.take(near_hull(table.x, np.log(np.exp(table.y) - linf), tolerance))
     place = places(table)
-    x, y, size = _medians(table, place)
+    x, y, group, size = _medians(table, place)
     order = np.lexsort((y, x))
     front = order[on_frontier(y[order])]
+    front = front[~_is_undercut(front, x, y, group)]
     if selection == "inner" and len(front):
         ends = size[front[[0, -1]]]
         front = front[~np.isin(size[front], ends)]
@@ -132,14 +134,31 @@ def _is_new(*columns: NDArray[np.generic]) -> Bools:
     return np.concatenate([np.ones(min(1, len(columns[0])), dtype=bool), changed])
 
 
-def _medians(table: Table, place: Ints) -> tuple[Floats, Floats, Ints]:
-    """Compute, median of the losses, and size of each place."""
+def _is_undercut(front: Ints, x: Floats, y: Floats, group: Ints) -> Bools:
+    """Whether the curve of another group is lower at each of some places, between its points.
+
+    Runs are evaluated at few moments. Where those of close sizes take turns, all of them would be
+    on the frontier, also those that are never the best choice.
+    """
+    order = np.lexsort((x, group))
+    first = np.flatnonzero(_is_new(group[order]))
+    lower = np.zeros(len(front), dtype=bool)
+    for curve in np.split(order, first[1:]):
+        if len(curve) > 1:
+            ends = {"left": np.inf, "right": np.inf}
+            at = np.interp(x[front], x[curve], y[curve], **ends)
+            lower |= (at < y[front] - EQUAL) & (group[front] != group[curve[0]])
+    return lower
+
+
+def _medians(table: Table, place: Ints) -> tuple[Floats, Floats, Ints, Ints]:
+    """Compute, median of the losses, group and size of each place."""
     order = np.lexsort((table.y, place))
     first = np.flatnonzero(_is_new(place[order]))
     count = np.diff(np.append(first, len(place)))
     middle = [table.y[order[first + k]] for k in ((count - 1) // 2, count // 2)]
     x = np.bincount(place, table.x) / count
-    return x, (middle[0] + middle[1]) / 2, table.size[order[first]]
+    return x, (middle[0] + middle[1]) / 2, table.group[order[first]], table.size[order[first]]
 
 
 def near_hull(x: Floats, y: Floats, tolerance: float) -> Bools:
