@@ -244,6 +244,26 @@ def test_less_than_a_decade(tmp_path):
     assert "Every run has one point" in cautions
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_runs_of_one_name_in_a_table(tmp_path, seeds):
+    """Of other structures or with other seeds they are other runs, in reports as in fits."""
+    random = np.random.default_rng(0)
+    table = tmp_path / "runs.csv"
+    rows = [
+        f"r{k},{c},{(1 + 50 * (gain * c) ** -0.2) * np.exp(0.001 * random.normal())},{name},{seed}"
+        for name, gain in (("dense", 1), ("btt", 2))
+        for k, c in enumerate(np.geomspace(1e8, 1e12, 12))
+        for seed in range(seeds)
+    ]
+    table.write_text("\n".join(["run,compute,loss,structure,seed", *rows]), encoding="utf-8")
+    runs = gather(table).runs
+    assert len({run.id for run in runs}) == len(runs) == 24 * seeds
+    assert runs[0].id == ("r0 dense" if seeds == 1 else "r0 dense seed 0")
+    words = said(table)
+    assert words.headline.startswith("`btt` needs the least compute")
+    assert ("one seed" in " ".join(words.cautions)) == (seeds == 1)
+
+
 def test_losses_that_the_reference_does_not_reach(tmp_path):
     """Beyond the limit of the reference there is no multiplier; before it, it is extrapolated."""
     table = tmp_path / "runs.csv"

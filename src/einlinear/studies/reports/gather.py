@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -269,12 +270,16 @@ def _tail(path: Path) -> str:
 
 
 def _runs_of_table(table: Observations) -> tuple[ShownRun, ...]:
-    """The runs of observations, whose one measure is compute."""
-    order: dict[str, list[int]] = {}
-    for place, name in enumerate(table.run.tolist()):
-        order.setdefault(str(name), []).append(place)
+    """The runs of observations, whose one measure is compute.
+
+    Runs of one name with different seeds, or of different structures, are different runs.
+    """
+    order: dict[tuple[str, str, int], list[int]] = {}
+    columns = (table.run.tolist(), table.structure.tolist(), table.seed.tolist())
+    for place, (name, structure, seed) in enumerate(zip(*columns, strict=True)):
+        order.setdefault((str(name), str(structure), seed), []).append(place)
     runs = []
-    for name, places in order.items():
+    for name, places in zip(_run_names(list(order)), order.values(), strict=True):
         places = sorted(places, key=lambda place: float(table.compute[place]))
         first = places[0]
         steps = [_whole(table, "step", place) for place in places]
@@ -297,6 +302,21 @@ def _runs_of_table(table: Observations) -> tuple[ShownRun, ...]:
             )
         )
     return tuple(runs)
+
+
+def _run_names(keys: Sequence[tuple[str, str, int]]) -> list[str]:
+    """A name for each run; with its structure and its seed where these tell it from others."""
+    structures: dict[str, set[str]] = defaultdict(set)
+    seeds: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for name, structure, seed in keys:
+        structures[name].add(structure)
+        seeds[name, structure].add(seed)
+    return [
+        name
+        + (f" {structure}" if len(structures[name]) > 1 else "")
+        + (f" seed {seed}" if len(seeds[name, structure]) > 1 else "")
+        for name, structure, seed in keys
+    ]
 
 
 def _whole(table: Observations, name: str, place: int) -> int | None:

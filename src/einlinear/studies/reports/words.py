@@ -264,7 +264,7 @@ def _about_runs(analysis: Analysis) -> Iterator[str]:
         found = {str(run.environment[name]) for run in runs if name in run.environment}
         if len(found) > 1:
             yield f"The runs differ in their {name}, so their seconds may not compare."
-    groups = Counter(run.group for run in runs if run.has_result)
+    groups = Counter((run.structure, run.group) for run in runs if run.has_result)
     if groups and max(groups.values()) == 1:
         yield "Every setting has one seed: frontiers are made of lucky runs, intervals too narrow."
 
