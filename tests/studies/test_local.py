@@ -41,6 +41,15 @@ wrong = {"what": f"is_timed {asked['is_timed']}", "rule": "r", "fix": "f"}
 print(json.dumps({"wrong": wrong}), flush=True)
 sys.stdin.readline()
 """
+PRINTS = """
+sys.stdin.readline()
+print("hello\\n[1]\\n\\n3")
+print(json.dumps({"wrong": {"what": "w", "rule": "r", "fix": "f"}}), flush=True)
+asked = json.loads(sys.stdin.readline())["job"]
+print("more\\n" + json.dumps({"id": asked["id"], "end": "done"}), flush=True)
+sys.stdin.readline()
+"""
+SRC = local.package_path()["PYTHONPATH"]
 LEAVES = """
 sys.stdin.readline()
 os.write(2, b"some last words")
@@ -116,6 +125,58 @@ def test_what_a_worker_says_of_a_plan(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(EinlinearError, match="a budget is enough for one step"):
         local._plan(json.loads(json.dumps(worker._plan(wrong))))
+
+
+@pytest.mark.parametrize("executor", [PRINTS], indirect=True)
+def test_what_is_printed_before_an_answer_is_not_one(executor):
+    with pytest.raises(EinlinearError, match="w"):
+        executor.plan(PlanRequest({}, "/", 1))
+    executor.start(job("run"))
+    ended = outcome(executor)
+    assert (ended.id, ended.end) == ("run", "done")
+
+
+def test_a_worker_that_prints_while_python_starts(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os; os.write(1, b'hello\\n[] half a line')", encoding="utf-8"
+    )
+    paths = f"{tmp_path}{os.pathsep}{SRC}"
+    monkeypatch.setattr(local, "package_path", lambda: {"PYTHONPATH": paths})
+    study = Study("s", {"task": "regression", "teacher_width": 8, "steps": 3, "width": 16})
+    made = LocalExecutor(1, 1)
+    try:
+        [planned] = made.plan(PlanRequest(study.as_dict(), str(tmp_path), 1))
+    finally:
+        made.close()
+    assert planned.config == study.cells[0].config
+
+
+def test_a_worker_without_torch_says_so(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    paths = f"{tmp_path}{os.pathsep}{SRC}"
+    monkeypatch.setattr(local, "package_path", lambda: {"PYTHONPATH": paths})
+    made = LocalExecutor(1, 1)
+    try:
+        with pytest.raises(RuntimeError, match=r"(?s)ended with code 1\n.*no torch here$"):
+            made.plan(PlanRequest({}, str(tmp_path), 1))
+    finally:
+        made.close()
+
+
+def test_processes_that_cannot_be_started_leave_none_behind(monkeypatch):
+    started = []
+    right = subprocess.Popen
+
+    def start(*arguments, **options):
+        if started:
+            raise OSError(24, "Too many open files")
+        started.append(right(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(local.subprocess, "Popen", start)
+    with pytest.raises(EinlinearError, match=r"process 2 .* cannot be started: Too many open"):
+        LocalExecutor(3, 1)
+    assert started[0].returncode is not None
 
 
 def test_a_worker_leaves_while_it_loads_torch(tmp_path):

@@ -34,8 +34,14 @@ class LocalExecutor:
     def __init__(self, processes: int, threads: int, gpus: int = 0) -> None:
         self._threads, self._gpus = threads, gpus
         self._selector = DefaultSelector()
-        self._idle = [self._worker(number) for number in range(processes)]
+        self._idle: list[_Worker] = []
         self._busy: list[_Worker] = []
+        try:
+            for number in range(processes):
+                self._idle.append(self._worker(number))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def slots(self) -> int:
@@ -71,11 +77,11 @@ class LocalExecutor:
                 self._selector.unregister(worker.answers)
             if worker not in self._busy:
                 continue  # it has died, and is replaced when there is a job
+            answer = worker.answer()
             if not data:
                 outcomes.append(Outcome(worker.job, "killed", worker.last_words()))
-            elif b"\n" in worker.buffer:
-                line, _, worker.buffer = worker.buffer.partition(b"\n")
-                outcomes.append(Outcome(**json.loads(line)))
+            elif answer is not None:
+                outcomes.append(Outcome(**answer))
             else:
                 continue  # the rest is on its way
             self._busy.remove(worker)
@@ -101,7 +107,14 @@ class LocalExecutor:
         return self._worker(worker.number)
 
     def _worker(self, number: int) -> _Worker:
-        worker = _Worker(number, _environment(number, self._threads, self._gpus))
+        try:
+            worker = _Worker(number, _environment(number, self._threads, self._gpus))
+        except OSError as error:
+            raise EinlinearError(
+                what=f"process {number + 1} of the sweep cannot be started: {error.strerror}",
+                rule="every process needs memory and some open files",
+                fix="give fewer processes, or raise the limits that ulimit -a shows",
+            ) from error
         self._selector.register(worker.answers, EVENT_READ, worker)
         return worker
 
@@ -120,14 +133,18 @@ class _Worker:
         self.buffer = b""
         self.has_ended = False  # its answers have: a process that dies is seen a little later
         self._errors = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "einlinear.studies.sweeps.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the sweep, which ends its workers
-        )
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "einlinear.studies.sweeps.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the sweep, which ends its workers
+            )
+        except OSError:
+            self._errors.close()
+            raise
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.requests: IO[bytes] = self.process.stdin
@@ -145,9 +162,28 @@ class _Worker:
     def ask(self, request: PlanRequest) -> Mapping[str, Any] | None:
         """Send a request, and wait for what is said to it; None if the process dies."""
         self._send("plan", request)
-        line = self.answers.readline()
-        self.has_ended = not line.endswith(b"\n")
-        return None if self.has_ended else json.loads(line)
+        answer = self.answer()
+        while answer is None and not self.has_ended:
+            data = os.read(self.answers.fileno(), 1 << 16)
+            self.has_ended = not data
+            self.buffer += data
+            answer = self.answer() if b"\n" in data else None
+        return answer
+
+    def answer(self) -> dict[str, Any] | None:
+        """What has been said last, if it is whole; all that a worker prints while it starts is not.
+
+        Files of a site or user, as sitecustomize, may print before a worker can prevent it.
+        """
+        *lines, self.buffer = self.buffer.split(b"\n")
+        for line in lines:
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(said, dict):
+                return said
+        return None
 
     def _send(self, kind: str, what: Job | PlanRequest) -> None:
         try:

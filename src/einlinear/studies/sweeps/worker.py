@@ -26,6 +26,7 @@ def main() -> None:
     # Whatever prints to the standard output must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    print(file=answers, flush=True)  # ends what was printed before, while Python started
     faulthandler.enable()
     requests: SimpleQueue[Job | PlanRequest] = SimpleQueue()
     Thread(target=_read, args=(requests,), daemon=True).start()
@@ -63,4 +64,8 @@ def _read(requests: SimpleQueue[Job | PlanRequest]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException:  # as torch that cannot be loaded
+        traceback.print_exc()
+        os._exit(1)  # Python itself would abort, over the input that a thread still reads
