@@ -215,3 +215,11 @@ def test_the_reason_of_a_failure_in_a_line():
     error = str(el.EinlinearError(what="what", rule="rule", fix="fix"))
     for text, reason in [(traceback, "ValueError: no"), (error, "what"), ("", "")]:
         assert Failure("id", "label", text, Path()).reason == reason
+
+
+def test_a_wrong_study_is_not_kept(capsys, tmp_path):
+    path, out = tmp_path / "wrong.toml", tmp_path / "out"
+    path.write_text('[base]\ntask = "text"\nwidth = 16\nflops = 10\n', encoding="utf-8")
+    code, _, err = run(capsys, "sweep", str(path), "--out", str(out), "--executor", "inline")
+    assert (code, out.exists()) == (2, False), "reports give a command for every study that is kept"
+    assert "a budget is enough for one step" in err

@@ -14,12 +14,20 @@ from einlinear.errors import EinlinearError
 from einlinear.studies.numbers import duration
 from einlinear.studies.sweeps.placing import ExecutorName, Placing, opened, place
 from einlinear.studies.sweeps.study import Study, load_study
+from einlinear.studies.sweeps.sweep import (
+    SweepPlan,
+    SweepResult,
+    plan_sweep,
+    prepare_directory,
+    run_sweep,
+    sweep_directory,
+)
 from einlinear.sweep_display import sweep_display
 from einlinear.terminal import console
 
 if TYPE_CHECKING:
+    from einlinear.studies.sweeps.executor import Executor
     from einlinear.studies.sweeps.plan import PlannedRun
-    from einlinear.studies.sweeps.sweep import SweepPlan, SweepResult
 
 _MOST_LINES = 12  # of a failure
 
@@ -55,13 +63,11 @@ def sweep(
     loaded = load_study(study)
     placing = place(loaded, Placing(executor, processes, threads, address, _settings(slurm)))
     if dry_run:
-        _print_plan(_plan_only(loaded, out, placing))
+        _print_plan(_plan(loaded, out, placing))
         return
     with opened(placing, out) as where:
-        from einlinear.studies.sweeps.sweep import plan_sweep, prepare_directory, run_sweep
-
-        with console().status("planning"):
-            plan = plan_sweep(loaded, prepare_directory(loaded, out), placing, where)
+        plan = _plan(loaded, out, placing, where)
+        prepare_directory(loaded, out)
         _print_plan(plan)
         labels = {run.id: run.label for run in plan.runs}
         with sweep_display(console(), labels) as show:
@@ -71,11 +77,9 @@ def sweep(
         raise SystemExit(1)
 
 
-def _plan_only(study: Study, out: Path, placing: Placing) -> SweepPlan:
-    from einlinear.studies.sweeps.sweep import plan_sweep, sweep_directory
-
+def _plan(study: Study, out: Path, placing: Placing, executor: Executor | None = None) -> SweepPlan:
     with console().status("planning"):
-        return plan_sweep(study, sweep_directory(out), placing)
+        return plan_sweep(study, sweep_directory(out), placing, executor)
 
 
 def _settings(pairs: tuple[str, ...]) -> dict[str, str]:

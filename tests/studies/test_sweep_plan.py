@@ -4,8 +4,10 @@ import itertools
 import json
 import os
 import stat
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,12 +142,37 @@ def test_a_run_that_cannot_be_timed_stops_nothing(monkeypatch):
     assert 0 < small < large, "a guess is enough for the order"
 
 
+def test_runs_that_cannot_be_timed_take_no_longer_than_others(monkeypatch):
+    tried = []
+
+    def timed(config):
+        tried.append(config.width)
+        raise MemoryError
+
+    monkeypatch.setattr(estimate_module, "_timed", timed)
+    runs = plan_runs(tiny_study({"width": [16, 32, 48]}, steps=30))
+    assert time_steps(runs, seconds=100.0) == []
+    assert tried == [16, 48, 32]
+    assert time_steps(runs, seconds=0.0) == []
+    assert tried == [16, 48, 32, 16], "the first alone may take longer than all may"
+
+
 def test_runs_of_one_shape_are_counted_once(monkeypatch):
     counted = []
     monkeypatch.setattr(planner, "cost_run", lambda c: counted.append(c.width) or cost_run(c))
     same = {"seed": [0, 3], "steps": [8, 9], "lr": [0.5, 0.1], "flops": [1e9]}
     plan_runs(tiny_study(*({"width": [16, 32], name: same[name]} for name in same)))
     assert counted == [16, 32]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_gpus_of_other_machines(tmp_path):
+    request = PlanRequest(tiny_study({"device": ["cuda", "cpu"]}).as_dict(), str(tmp_path), 1)
+    with pytest.raises(el.EinlinearError, match="the device is cuda"):
+        make_plan(request)
+    planned = make_plan(replace(request, is_here=False))
+    assert [run.config.device for run in planned] == ["cuda", "cpu"]
+    assert all(run.seconds > 0 for run in planned)
 
 
 def test_a_plan_has_times_and_survives_json(tmp_path):
@@ -166,7 +193,7 @@ def test_a_plan_has_times_and_survives_json(tmp_path):
         (3, {}, 8, 3, 2),
         (12, {"processes": 3}, 8, 3, 2),
         (12, {"threads": 4}, 8, 8, 4),
-        (1, {"processes": 5}, 2, 5, 1),
+        (1, {"processes": 5}, 2, 1, 1),
         (12, {"executor": "inline"}, 4, 1, None),
         (100, {"executor": "slurm"}, 4, 64, 1),
         (100, {"executor": "ray"}, 4, None, 1),

@@ -46,8 +46,8 @@ def time_steps(
     held = {(timing.kind, timing.macs) for timing in timings}
     begin = perf_counter()
     for run in _order(runs):
-        expected = _step_seconds(run, timings) * (_STEPS + 3)
-        is_late = bool(timings) and perf_counter() - begin + expected > seconds
+        expected = _step_seconds(run, timings) * (_STEPS + 3) if timings else 0.0
+        is_late = bool(held) and perf_counter() - begin + expected > seconds
         if (kind_of(run.config), run.macs) in held or is_late:
             continue
         held.add((kind_of(run.config), run.macs))
@@ -63,7 +63,8 @@ def time_steps(
 def kind_of(config: RunConfig) -> tuple[object, ...]:
     """Runs of one kind have the same speed, but for their size."""
     experts = (config.experts, config.num_experts, config.num_active) if config.num_experts else ()
-    return (config.task, config.structure, config.precision, config.compile, *experts)
+    how = (config.device, config.precision, config.compile)
+    return (config.task, config.structure, *how, *experts)
 
 
 def _order(runs: Iterable[PlannedRun]) -> list[PlannedRun]:

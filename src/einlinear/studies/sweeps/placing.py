@@ -73,9 +73,10 @@ def place(study: Study, placing: Placing) -> Placing:
     """The same with processes, threads and GPUs chosen for the runs of a study.
 
     Small models gain little from a second thread: as many processes as there are cores, of one
-    thread each. Where there are fewer runs than cores, they share the cores out. All depends on
-    the runs of the whole study, not on those that are left: a run has the same threads, and so
-    the same rounding, when a sweep goes on. A GPU has one process.
+    thread each. Where there are fewer runs than cores, they share the cores out; there are never
+    more processes than runs. All depends on the runs of the whole study, not on those that are
+    left: a run has the same threads, and so the same rounding, when a sweep goes on. A GPU has one
+    process.
     """
     if placing.executor == "ray":
         return replace(placing, threads=placing.threads or 1)
@@ -92,7 +93,7 @@ def place(study: Study, placing: Placing) -> Placing:
         own_threads = max(1, (cores or 1) // (placing.processes or min(num_runs, most)))
     return replace(
         placing,
-        processes=placing.processes or min(num_runs, most),
+        processes=min(num_runs, placing.processes or most),
         threads=placing.threads or own_threads,
         gpus=gpus,
     )

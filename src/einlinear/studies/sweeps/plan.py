@@ -21,12 +21,14 @@ class PlanRequest:
     out: the directory of the sweep, absolute.
     threads: of torch; None leaves them as they are.
     is_timed: whether runs may be timed, if none like them has finished.
+    is_here: whether they run on this machine; others may have GPUs where this one has none.
     """
 
     study: Mapping[str, Any]
     out: str
     threads: int | None
     is_timed: bool = True
+    is_here: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,13 @@ def make_plan(request: PlanRequest) -> tuple[PlannedRun, ...]:
     read = ((run.id, finished(Path(request.out) / RUNS / run.id)) for run in runs)
     records = {name: record for name, record in read if record is not None}
     timings = _timings(runs, records)
-    missing = [run for run in runs if run.id not in records]
-    if missing and request.is_timed:
+    can_time = torch.cuda.is_available() or request.is_here
+    untimed = [
+        run for run in runs if run.id not in records and (can_time or run.config.device != "cuda")
+    ]
+    if untimed and request.is_timed:
         with _threads(request.threads):
-            timings = time_steps(missing, timings)
+            timings = time_steps(untimed, timings)
     seconds = estimate(runs, timings)
     return tuple(replace(run, seconds=s) for run, s in zip(runs, seconds, strict=True))
 

@@ -100,16 +100,17 @@ def sweep(
     study = as_study(study)
     given = Placing(executor, processes, threads, address, dict(slurm or {}))
     placing = place(study, given)
-    out = prepare_directory(study, out)
+    out = sweep_directory(out)
     with opened(placing, out) as where:
         plan = plan_sweep(study, out, placing, where)
+        prepare_directory(study, out)
         if on_plan is not None:
             on_plan(plan)
         return run_sweep(plan, where, on_progress or (lambda _: None))
 
 
 def prepare_directory(study: Study, out: str | Path) -> Path:
-    """Make the directory of a sweep, with the study in it."""
+    """Make the directory of a sweep, with the study in it, of which a plan could be made."""
     out = sweep_directory(out)
     path, text = out / STUDIES / f"{study.id}.toml", study.to_toml().encode()
     if not _holds(path, text):
@@ -144,11 +145,15 @@ def plan_sweep(
 ) -> SweepPlan:
     """What a sweep will do; runs are timed for a few seconds, nothing is written.
 
-    Where processes of this machine wait for jobs, one of them makes the plan: torch takes seconds
-    to load, and this process has no other need of it.
+    Where processes of this machine wait for jobs, one of them makes the plan, else one is started
+    for it: torch takes seconds to load, and a run that is timed may need all memory.
     """
-    request = PlanRequest(study.as_dict(), str(out), placing.threads)
-    runs = executor.plan(request) if isinstance(executor, LocalExecutor) else _plan_here(request)
+    is_here = placing.executor in ("local", "inline")
+    request = PlanRequest(study.as_dict(), str(out), placing.threads, is_here=is_here)
+    if isinstance(executor, LocalExecutor):
+        runs = executor.plan(request)
+    else:
+        runs = _plan_here(request) if placing.executor == "inline" else _plan_apart(request)
     read = ((run.id, finished(out / RUNS / run.id)) for run in runs)
     records = {name: record for name, record in read if record is not None}
     slots = placing.processes if executor is None else executor.slots
@@ -168,6 +173,14 @@ def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> S
         records=tuple(records[run.id] for run in plan.runs if run.id in records),
         failures=tuple(failures[run.id] for run in plan.runs if run.id in failures),
     )
+
+
+def _plan_apart(request: PlanRequest) -> tuple[PlannedRun, ...]:
+    planner = LocalExecutor(1, request.threads or 1)
+    try:
+        return planner.plan(request)
+    finally:
+        planner.close()
 
 
 def _plan_here(request: PlanRequest) -> tuple[PlannedRun, ...]:
