@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -177,6 +178,15 @@ def test_processes_that_cannot_be_started_leave_none_behind(monkeypatch):
     with pytest.raises(EinlinearError, match=r"process 2 .* cannot be started: Too many open"):
         LocalExecutor(3, 1)
     assert started[0].returncode is not None
+
+
+def test_installed_packages_hide_no_module_of_python(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", "given")
+    inside = os.path.join("einlinear", "studies", "sweeps", "local.py")
+    monkeypatch.setattr(local, "__file__", str(tmp_path / inside))
+    assert local.package_path()["PYTHONPATH"] == f"{tmp_path}{os.pathsep}given"
+    monkeypatch.setattr(local, "__file__", os.path.join(sysconfig.get_path("purelib"), inside))
+    assert local.package_path()["PYTHONPATH"] == "given"
 
 
 def test_a_worker_leaves_while_it_loads_torch(tmp_path):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -238,7 +239,9 @@ def _environment(number: int, threads: int, gpus: int) -> dict[str, str]:
 def package_path() -> dict[str, str]:
     """Variables with which a new process imports the same package as this one."""
     root = str(Path(__file__).parents[3])
-    paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    # Named in PYTHONPATH, the folder of all installed packages would hide modules of Python itself.
+    is_installed = root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    paths = ["" if is_installed else root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONSAFEPATH": "1",  # modules of the folder in which a user works hide none of ours
