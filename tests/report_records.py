@@ -23,12 +23,14 @@ import numpy as np
 from einlinear.studies.config import RunConfig
 from einlinear.studies.record import Counts, LayerRouting, Point, RunRecord
 from einlinear.studies.reports.analyse import Settings, analyse
-from einlinear.studies.reports.figures import make_figures, make_looks
+from einlinear.studies.reports.figures import make_figures
 from einlinear.studies.reports.gather import gather
+from einlinear.studies.reports.looks import make_looks
 from einlinear.studies.reports.page import make_page
 from einlinear.studies.reports.words import conclude
 
 LINF, POWER, BY_SIZE, BY_DATA = 1.0, 0.35, 12.0, 14.0
+WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384)
 UNITS = 2048  # of a step
 ENVIRONMENT = {
     "einlinear": "0.1.0",
@@ -252,4 +254,4 @@ def write_sweep(directory, **settings):
 
 
 if __name__ == "__main__":
-    write_sweep(Path(sys.argv[1]), widths=(32, 48, 64, 96, 128, 192, 256, 384))
+    write_sweep(Path(sys.argv[1]), widths=WIDTHS)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 import einlinear as el
 from einlinear import sweep_display
+from einlinear.studies.sweeps import planner
 from einlinear.studies.sweeps.job import keep_failure
 from einlinear.studies.sweeps.planner import plan_runs
 from einlinear.studies.sweeps.progress import Failure, Running, SweepProgress
@@ -215,6 +216,14 @@ def test_the_reason_of_a_failure_in_a_line():
     error = str(el.EinlinearError(what="what", rule="rule", fix="fix"))
     for text, reason in [(traceback, "ValueError: no"), (error, "what"), ("", "")]:
         assert Failure("id", "label", text, Path()).reason == reason
+
+
+def test_a_time_that_nothing_tells_is_not_told(capsys, tmp_path, study, monkeypatch):
+    monkeypatch.setattr(planner, "time_steps", lambda runs, known: known)
+    given = ["--dry-run", "--executor", "inline"]
+    _, printed, _ = run(capsys, "sweep", str(study), "--out", str(tmp_path / "out"), *given)
+    assert "one after the other in this process; no run could be timed\n" in printed
+    assert printed.count("unknown") == 2
 
 
 def test_a_wrong_study_is_not_kept(capsys, tmp_path):

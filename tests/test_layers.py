@@ -131,6 +131,7 @@ ORDER = [
     "studies.reports.gather",
     "studies.reports.analyse",
     "studies.reports.words",
+    "studies.reports.looks",
     "studies.reports.figures",
     "studies.reports.static",
     "studies.reports.reproduce",

@@ -57,6 +57,8 @@ for command in COMMANDS:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; bad input ends it with exit code 2 and three lines."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # closed by who called: what is printed goes nowhere
+        sys.stdout = open(os.devnull, "w")
     if arguments == ["--version"]:
         print(f"einlinear {__version__}")
         return

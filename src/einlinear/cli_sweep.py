@@ -119,11 +119,15 @@ def _print_plan(plan: SweepPlan) -> None:
             str(len(runs)),
             str(sum(run.id in plan.finished for run in runs)),
             f"{sum(run.flops for run in runs):.3g}",
-            " to ".join(dict.fromkeys(map(duration, (min(times), max(times))))),
+            "unknown" if runs[0].is_guessed else _from_to(min(times), max(times)),
         )
     screen.print(table)
     print(_plan_line(plan))
     print(f"writes to {plan.out}")
+
+
+def _from_to(low: float, high: float) -> str:
+    return " to ".join(dict.fromkeys(map(duration, (low, high))))
 
 
 def _plan_line(plan: SweepPlan) -> str:
@@ -135,7 +139,9 @@ def _plan_line(plan: SweepPlan) -> str:
         line += f"; {len(plan.finished)} are done, {left} to go"
     if not left:
         return line
-    return f"{line}\n{_where(plan)}; about {duration(plan.seconds_left)}"
+    is_guessed = any(run.is_guessed for run in plan.runs)
+    time = "no run could be timed" if is_guessed else f"about {duration(plan.seconds_left)}"
+    return f"{line}\n{_where(plan)}; {time}"
 
 
 def _where(plan: SweepPlan) -> str:

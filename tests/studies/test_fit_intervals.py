@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import einlinear as el
+from einlinear.studies import resample
 from einlinear.studies.resample import draw, make_problem
 from scaling import CURVES_LAW, LINF, A, B, curves, law, optima, together
 
@@ -61,7 +62,10 @@ def test_inner_points_leave_out_the_runs_at_both_ends():
     assert len(kept) < len(front)
 
 
-def test_groups_are_drawn_and_then_their_seeds():
+@pytest.mark.parametrize(("few", "share"), [(3, 1 / 2), (4, 1)])
+def test_groups_are_drawn_and_then_their_seeds(monkeypatch, few, share):
+    """In every second sample, or in all if there are few groups."""
+    monkeypatch.setattr(resample, "FEW_GROUPS", few)
     groups = np.array(["one", "two", "two", "four", "four", "four", "four"])
     runs = [str(i) for i in range(7)]
     data = el.Observations(runs, np.arange(1, 8), np.ones(7), group=groups)
@@ -70,10 +74,11 @@ def test_groups_are_drawn_and_then_their_seeds():
     drawn = [counts[:, groups == g].sum(-1) / n for g, n in (("one", 1), ("two", 2), ("four", 4))]
     assert (np.mod(drawn, 1) == 0).all()
     assert (np.sum(drawn, axis=0) == 3).all()
-    # Variances: groups 2/3; a seed of n, n draws of share 1/n for each group drawn, adds (n - 1)/n.
+    # Variances: groups 2/3; a seed of n, n draws of share 1/n for each group drawn, adds (n - 1)/n
+    # in those samples that draw seeds.
     # The mean of 4000 has a deviation of 0.02 at most.
     assert counts.mean(0) == pytest.approx(np.ones(7), abs=0.1)
-    expected = [2 / 3 + (n - 1) / n for n in (1, 2, 2, 4, 4, 4, 4)]
+    expected = [2 / 3 + share * (n - 1) / n for n in (1, 2, 2, 4, 4, 4, 4)]
     assert counts.var(0) == pytest.approx(np.array(expected), abs=0.15)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +12,8 @@ from einlinear.studies.reports.gather import gather
 from einlinear.studies.reports.words import conclude, facts
 from report_records import (
     DENSE,
-    KINDS,
-    UNITS,
-    Kind,
-    make_record,
+    WIDTHS,
     write_claim,
-    write_diverged,
     write_failure,
     write_record,
     write_runs,
@@ -26,8 +21,6 @@ from report_records import (
     write_unfinished,
 )
 
-WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384)
-QUICK = Settings(resamples=100)
 TRUTH = {"btt(rank=2)": 1.6, "monarch": 1.0, "low_rank": 0.25, "monarch moe 2/8": 2.4}
 SLOWNESS = {"btt(rank=2)": 1.25, "monarch": 1.3, "low_rank": 1.1, "monarch moe 2/8": 2.0}
 
@@ -42,11 +35,6 @@ def sweep(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(sweep):
     return analyse(gather(sweep[0]), Settings(resamples=200))
-
-
-def said(directory, settings=QUICK):
-    """All sentences about a directory."""
-    return conclude(analyse(gather(directory), settings))
 
 
 def test_every_run_has_its_state(sweep):
@@ -143,13 +131,14 @@ def test_what_is_fitted_are_the_points_of_the_records(sweep, measure):
         assert np.array_equal(getattr(ours, column), getattr(theirs, column)), column
 
 
-def test_multipliers_hold_the_truth(found):
+def test_multipliers_hold_the_truth(sweep):
+    """Eight intervals at once: of 90 % ones some would not."""
+    found = analyse(gather(sweep[0]), Settings(resamples=400, level=0.99))
     for measure, slowness in (("macs", {}), ("seconds", SLOWNESS)):
         for name, one in found.measured[measure].multipliers.items():
             truth = TRUTH[name] / slowness.get(name, 1.0)
             low, high = one.median_interval
-            # Five sizes: three are inside, and intervals are too narrow. A per cent is their slack.
-            assert 0.99 * low <= truth <= 1.01 * high, (measure, name, one.median_interval)
+            assert low <= truth <= high, (measure, name, one.median_interval)
             assert one.median == pytest.approx(truth, rel=0.1)
 
 
@@ -159,7 +148,7 @@ def test_the_sentences_are_right(found):
         "`monarch moe 2/8` needs the least compute for a loss: `dense`"
     )
     times, low, high = map(float, re.findall(r"(\d+\.\d+)", words.headline)[:3])
-    assert 0.99 * low < 2.4 < 1.01 * high
+    assert times == pytest.approx(2.4, rel=0.1)
     assert low < times < high
     by_name = {re.match("`([^`]*)`", text)[1]: text for text in words.results if text[0] == "`"}
     assert list(by_name) == ["monarch moe 2/8", "btt(rank=2)", "monarch", "low_rank"]
@@ -184,167 +173,6 @@ def test_the_line_of_facts(found):
     assert "3 seeds" in line
 
 
-def test_slower_in_seconds_though_cheaper(tmp_path):
-    kinds = (DENSE, Kind("btt", 2.0, slowness=6.0))
-    write_runs(tmp_path, kinds, WIDTHS, 2)
-    (text, *_) = said(tmp_path).results
-    assert text.startswith("`btt`: `dense` needs")
-    assert "by seconds, however, it needs more time" in text
-
-
-def test_the_reference_may_be_the_best(tmp_path):
-    write_runs(tmp_path, (DENSE, KINDS[3]), WIDTHS, 2)
-    assert said(tmp_path).headline == "`dense` needs the least compute for a loss."
-    swapped = said(tmp_path, replace(QUICK, reference="low_rank"))
-    assert swapped.headline.startswith("`dense` needs the least compute for a loss: `low_rank`")
-
-
-def test_structures_that_are_alike(tmp_path):
-    write_runs(tmp_path, (DENSE, KINDS[2]), WIDTHS, 2)
-    headline = said(tmp_path).headline
-    assert headline.startswith("No structure was shown to need less compute than `dense`")
-    assert "`monarch` cannot be told apart" in headline
-
-
-def test_a_cap_on_steps_is_noticed(tmp_path):
-    """Every run stops at the same step: the trap in which multipliers look too large."""
-    write_runs(tmp_path / "capped", (DENSE, KINDS[1]), WIDTHS, 1, steps=20)
-    (caution,) = [text for text in said(tmp_path / "capped").cautions if "ends of runs" in text]
-    assert "`dense` (7 of 7)" in caution
-    assert "may be far off" in said(tmp_path / "capped").headline
-    write_runs(tmp_path / "long", (DENSE, KINDS[1]), WIDTHS, 1)
-    assert not [text for text in said(tmp_path / "long").cautions if "ends of runs" in text]
-    assert "far off" not in said(tmp_path / "long").headline
-
-
-def test_what_few_runs_cannot_say(tmp_path):
-    write_runs(tmp_path, (DENSE, KINDS[1]), (64, 80), 1, overtime=1.2, points=6)
-    cautions = " ".join(said(tmp_path).cautions)
-    assert "Every setting has one seed" in cautions
-    assert "few sizes of" in cautions
-
-
-def test_a_limit_that_the_data_do_not_show(tmp_path):
-    random = np.random.default_rng(0)
-    table = tmp_path / "runs.csv"
-    compute = np.geomspace(1e9, 3e10, 12)
-    loss = (1 + 50 * compute**-0.2) * np.exp(0.02 * random.normal(size=12))
-    rows = [f"r{k},{c},{y}" for k, (c, y) in enumerate(zip(compute, loss, strict=True))]
-    table.write_text("\n".join(["run,compute,loss", *rows]), encoding="utf-8")
-    assert "The data do not say what linf is" in " ".join(said(table).cautions)
-
-
-def test_less_than_a_decade(tmp_path):
-    table = tmp_path / "runs.csv"
-    compute = np.geomspace(1e9, 4e9, 8)
-    rows = [f"r{k},{c},{1 + 50 * c**-0.2},dense" for k, c in enumerate(compute)]
-    table.write_text("\n".join(["run,compute,loss,structure", *rows]), encoding="utf-8")
-    cautions = " ".join(said(table).cautions)
-    assert "less than one decade" in cautions
-    assert "Every run has one point" in cautions
-
-
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_runs_of_one_name_in_a_table(tmp_path, seeds):
-    """Of other structures or with other seeds they are other runs, in reports as in fits."""
-    random = np.random.default_rng(0)
-    table = tmp_path / "runs.csv"
-    rows = [
-        f"r{k},{c},{(1 + 50 * (gain * c) ** -0.2) * np.exp(0.001 * random.normal())},{name},{seed}"
-        for name, gain in (("dense", 1), ("btt", 2))
-        for k, c in enumerate(np.geomspace(1e8, 1e12, 12))
-        for seed in range(seeds)
-    ]
-    table.write_text("\n".join(["run,compute,loss,structure,seed", *rows]), encoding="utf-8")
-    runs = gather(table).runs
-    assert len({run.id for run in runs}) == len(runs) == 24 * seeds
-    assert runs[0].id == ("r0 dense" if seeds == 1 else "r0 dense seed 0")
-    words = said(table)
-    assert words.headline.startswith("`btt` needs the least compute")
-    assert ("one seed" in " ".join(words.cautions)) == (seeds == 1)
-
-
-def test_losses_that_the_reference_does_not_reach(tmp_path):
-    """Beyond the limit of the reference there is no multiplier; before it, it is extrapolated."""
-    table = tmp_path / "runs.csv"
-    rows = [
-        f"{name}{k},{c},{linf + 50 * c**-0.2},{name}"
-        for name, linf in (("dense", 3.0), ("btt", 1.0))
-        for k, c in enumerate(np.geomspace(1e8, 1e12, 24))
-    ]
-    table.write_text("\n".join(["run,compute,loss,structure", *rows]), encoding="utf-8")
-    words = said(table, replace(QUICK, linf="fitted"))
-    assert words.results[0] == "`btt`: `dense` never reaches its losses, by its law."
-    words = said(table)
-    assert "extrapolated: the two have no losses in common" in words.headline
-    assert "ended early" not in words.headline  # which single points do not show
-
-
-def test_a_given_linf_is_said(tmp_path):
-    write_runs(tmp_path, (DENSE,), WIDTHS, 1)
-    assert "linf was given as 0.5" in " ".join(said(tmp_path, replace(QUICK, linf=0.5)).cautions)
-
-
-def test_no_dense_run(tmp_path):
-    write_runs(tmp_path, KINDS[1:3], WIDTHS, 1)
-    cautions = " ".join(said(tmp_path).cautions)
-    assert "no dense run. The reference is `btt(rank=2)`" in cautions or "`monarch`" in cautions
-    with pytest.raises(el.EinlinearError, match="'dense', which was not run"):
-        said(tmp_path, replace(QUICK, reference="dense"))
-
-
-def test_tasks_are_not_mixed(tmp_path):
-    write_runs(tmp_path, (DENSE,), WIDTHS, 1)
-    other = make_record(Kind("dense", settings={"task": "pixels"}), 64, 0)
-    write_record(tmp_path / "runs" / other.id, other)
-    found = analyse(gather(tmp_path), QUICK)
-    assert found.task == "text"
-    assert other.id not in set(found.main.data.run)
-    assert any("1 run of the task pixels" in text for text in conclude(found).cautions)
-    assert analyse(gather(tmp_path), replace(QUICK, task="pixels")).runs[0].id == other.id
-    with pytest.raises(el.EinlinearError, match="no runs of the task 'cifar'"):
-        analyse(gather(tmp_path), replace(QUICK, task="cifar"))
-
-
-def test_data_are_not_mixed(tmp_path):
-    write_runs(tmp_path, (DENSE,), (32, 64), 1)
-    other = make_record(DENSE, 128, 0)
-    other = replace(other, environment={**other.environment, "data": "other"})
-    write_record(tmp_path / "runs" / other.id, other)
-    waiting = write_unfinished(tmp_path).name
-    found = analyse(gather(tmp_path), QUICK)
-    assert other.id not in set(found.main.data.run)
-    assert {run.id for run in gather(tmp_path).runs} - {run.id for run in found.runs} == {other.id}
-    assert waiting in {run.id for run in found.runs}
-    assert any(text.startswith("1 run on other data") for text in conclude(found).cautions)
-
-
-@pytest.mark.parametrize("name", ["device", "processor", "threads"])
-def test_other_machines_are_said(tmp_path, name):
-    first, second = (make_record(DENSE, width, 0) for width in (32, 64))
-    write_record(tmp_path / "a", first)
-    write_record(tmp_path / "b", second)
-    assert "seconds may not compare" not in " ".join(said(tmp_path).cautions)
-    write_record(tmp_path / "b", replace(second, environment={**second.environment, name: "new"}))
-    assert f"differ in their {name}, so their seconds" in " ".join(said(tmp_path).cautions)
-
-
-def test_what_is_spent_in_the_warm_up_is_no_frontier(tmp_path):
-    """While the rate grows losses hardly fall: laws must not follow that."""
-    record = make_record(DENSE, 64, 0, warmup=100)
-    early = [p.step for p in record.curve if p.step < 100]
-    assert len(early) > 3
-    write_record(tmp_path / "a", record)
-    (run,) = gather(tmp_path).runs
-    assert [p.step for p in run.curve if not run.counts(p)] == early
-    data = observe([run], "units")
-    assert min(data.compute) >= 100 * UNITS
-    assert len(data) == len(record.curve) - len(early)
-    short = make_record(DENSE, 64, 0, warmup=100, steps=40)  # never warm: its end still counts
-    write_record(tmp_path / "b", short)
-    assert len(el.Observations.from_records([short])) == 1
-
-
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
@@ -361,55 +189,3 @@ def test_the_reference_in_another_spelling(sweep, given, meant):
     assert found.reference == meant
     assert found.structures[0] == meant
     assert all(one.reference == meant for one in found.main.multipliers.values())
-
-
-def test_a_law_that_misses_its_points_is_said(tmp_path):
-    """A frontier with a step in it has a law, and intervals, but does not follow it."""
-    compute = np.geomspace(1e8, 1e12, 24)
-    for size, is_said in ((0.0, False), (0.25, True)):
-        loss = (1 + 50 * compute**-0.2) * np.exp(-size * (compute > 1e10))
-        rows = [f"r{k},{c},{y}" for k, (c, y) in enumerate(zip(compute, loss, strict=True))]
-        table = tmp_path / "runs.csv"
-        table.write_text("\n".join(["run,compute,loss", *rows]), encoding="utf-8")
-        assert any("Laws miss" in text for text in said(table).cautions) is is_said
-
-
-def test_a_multiplier_that_changes_with_the_loss_is_said(tmp_path):
-    """Laws that cross: one number hides that the other structure is better later."""
-    compute = np.geomspace(1e8, 1e12, 24)
-    laws = {"dense": 50 * compute**-0.20, "low_rank": 16 * compute**-0.15}
-    rows = [
-        f"{name}{k},{c},{1 + y},{name}"
-        for name, losses in laws.items()
-        for k, (c, y) in enumerate(zip(compute, losses, strict=True))
-    ]
-    table = tmp_path / "runs.csv"
-    table.write_text("\n".join(["run,compute,loss,structure", *rows]), encoding="utf-8")
-    (text,) = [text for text in said(table).results if "The multiplier" in text]
-    first, high, last, low = map(
-        float, re.search(r"falls from (.*) at loss (.*) to (.*) at loss (.*), by", text).groups()
-    )
-
-    def truth(loss):
-        return ((loss - 1) / 50) ** -5 / ((loss - 1) / 16) ** (-1 / 0.15)
-
-    assert high > low
-    assert first == pytest.approx(truth(high), rel=0.1)
-    assert last == pytest.approx(truth(low), rel=0.1)
-
-
-def test_few_sizes_fall_back_to_the_whole_frontier(tmp_path):
-    write_runs(tmp_path, (DENSE,), WIDTHS, 1)
-    write_runs(tmp_path, (KINDS[3],), (64, 128), 1)
-    laws = analyse(gather(tmp_path), QUICK).main.laws
-    assert laws["dense"].points == "inner"
-    assert laws["dense"].note == ""
-    assert laws["low_rank"].points == "frontier"
-    assert "few sizes" in laws["low_rank"].note
-    assert laws["low_rank"].law.linf == laws["dense"].law.linf
-
-
-def test_runs_that_diverge_count_until_then(tmp_path):
-    bad = write_diverged(tmp_path)
-    data = observe(gather(tmp_path).runs, "macs")
-    assert len(data) == sum(p.loss is not None and p.step >= bad.config.warmup for p in bad.curve)

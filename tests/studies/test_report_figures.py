@@ -9,8 +9,9 @@ import einlinear as el
 from einlinear.studies.numbers import short
 from einlinear.studies.record import RunRecord
 from einlinear.studies.reports.analyse import Settings, analyse
-from einlinear.studies.reports.figures import COLOURS, make_figures, make_looks
+from einlinear.studies.reports.figures import make_figures
 from einlinear.studies.reports.gather import gather
+from einlinear.studies.reports.looks import COLOURS, make_looks
 from einlinear.studies.reports.words import conclude
 from report_records import (
     DENSE,

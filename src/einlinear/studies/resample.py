@@ -12,6 +12,7 @@ from einlinear.studies.law import Laws, Points, Sharing, first_fit, least_square
 from einlinear.studies.observations import Floats, Ints, Observations, codes
 from einlinear.studies.selection import Bools, Selection, Table, choose, make_tables
 
+FEW_GROUPS = 6  # with fewer, seeds are drawn in every sample, see `draw`
 CHUNK = 300_000  # numbers of an array; samples are fitted in parts of this size
 FIXES = {
     "inner": 'add runs of other sizes, or give points="frontier"',
@@ -128,11 +129,18 @@ def _make_runs(table: Table) -> Runs:
 
 
 def draw(runs: Runs, random: np.random.Generator, samples: int) -> Floats:
-    """How often each run is in each sample: groups are drawn, and in each of them its seeds."""
+    """How often each run is in each sample: groups are drawn, and in every second one their seeds.
+
+    Groups that are drawn bring the noise of their seeds along, so that drawing both counts it
+    twice; but groups alone do not tell how the best of close sizes was chosen by that noise, and a
+    few of them tell too little of anything. Then all samples draw seeds, too.
+    """
     groups, most = runs.members.shape
     drawn = random.integers(0, groups, (samples, groups))
     sizes = runs.sizes[drawn][..., None]
     seed = (random.random((samples, groups, most)) * sizes).astype(np.int64)
+    if groups >= FEW_GROUPS:
+        seed[::2] = np.arange(most)
     run = runs.members[drawn[..., None], seed] + np.arange(samples)[:, None, None] * runs.count
     chosen = run[np.broadcast_to(np.arange(most) < sizes, run.shape)]
     counts = np.bincount(chosen, minlength=samples * runs.count)

@@ -12,7 +12,8 @@ from einlinear.structures.taxonomy import Taxonomy
 from einlinear.studies.fit import Interval
 from einlinear.studies.numbers import NONE, amount, between, duration, short
 from einlinear.studies.reports.analyse import Analysis, LawRow, Measured
-from einlinear.studies.reports.figures import Look, measure_name, unit_of
+from einlinear.studies.reports.figures import measure_name, unit_of
+from einlinear.studies.reports.looks import Look
 from einlinear.studies.reports.shown import ShownRun
 from einlinear.studies.reports.words import verdict
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from einlinear.pages import fill, plotly_script, script_json
 from einlinear.studies.reports.analyse import MEASURES, Analysis
-from einlinear.studies.reports.figures import Figure, Look, measure_name, run_label
+from einlinear.studies.reports.figures import Figure, measure_name, run_label
 from einlinear.studies.reports.html_tables import (
     law_table,
     linf_table_html,
@@ -22,6 +22,7 @@ from einlinear.studies.reports.html_tables import (
     run_table,
     swatch,
 )
+from einlinear.studies.reports.looks import Look
 from einlinear.studies.reports.reproduce import commands
 from einlinear.studies.reports.shown import ShownRun
 from einlinear.studies.reports.words import Words, facts

@@ -12,7 +12,8 @@ from typing import Any
 
 from einlinear.models.check_plot import FAINT, INK, check_matplotlib, save_figure
 from einlinear.studies.reports.analyse import Analysis
-from einlinear.studies.reports.figures import Figure, Look, Panel, Series
+from einlinear.studies.reports.figures import Figure, Panel, Series
+from einlinear.studies.reports.looks import Look
 
 _MARKERS = {
     "circle": "o",

@@ -8,8 +8,9 @@ from pathlib import Path
 from einlinear.studies.directory import write_whole
 from einlinear.studies.fit import Linf
 from einlinear.studies.reports.analyse import MEASURES, Analysis, Settings, analyse
-from einlinear.studies.reports.figures import make_figures, make_looks
+from einlinear.studies.reports.figures import make_figures
 from einlinear.studies.reports.gather import gather
+from einlinear.studies.reports.looks import make_looks
 from einlinear.studies.reports.page import make_page, routed_runs
 from einlinear.studies.reports.static import draw_picture, inline_svg, pictures
 from einlinear.studies.reports.tables import TABLES, to_csv

@@ -38,12 +38,14 @@ class PlannedRun:
     macs: multiply-adds of a step, forward.
     label: what tells it from the others.
     seconds: about how long it takes; 0 before anything was timed.
+    is_guessed: whether nothing could be timed, so that `seconds` are fit for the order alone.
     """
 
     config: RunConfig
     macs: int
     label: str
     seconds: float = 0.0
+    is_guessed: bool = False
 
     @property
     def id(self) -> str:
@@ -57,8 +59,13 @@ class PlannedRun:
 
     def as_dict(self) -> dict[str, Any]:
         """The run as JSON has it."""
-        values = {"macs": self.macs, "label": self.label, "seconds": self.seconds}
-        return {"config": self.config.as_dict(), **values}
+        return {
+            "config": self.config.as_dict(),
+            "macs": self.macs,
+            "label": self.label,
+            "seconds": self.seconds,
+            "is_guessed": self.is_guessed,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PlannedRun:

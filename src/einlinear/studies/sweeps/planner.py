@@ -41,8 +41,10 @@ def make_plan(request: PlanRequest) -> tuple[PlannedRun, ...]:
     if untimed and request.is_timed:
         with _threads(request.threads):
             timings = time_steps(untimed, timings)
-    seconds = estimate(runs, timings)
-    return tuple(replace(run, seconds=s) for run, s in zip(runs, seconds, strict=True))
+    return tuple(
+        replace(run, seconds=seconds, is_guessed=not timings)
+        for run, seconds in zip(runs, estimate(runs, timings), strict=True)
+    )
 
 
 def plan_runs(study: Study) -> tuple[PlannedRun, ...]:
