@@ -141,6 +141,7 @@ def frontier(
     check_compute(data.structures, tables)
     if not hull:
         return data.take(np.concatenate([t.index[on_frontier(t.y)] for t in tables]))
+    _check_number(linf)
     check_linf(linf, float(data.loss.min()))
     return data.take(np.concatenate([choose(t, "hull", linf, tolerance).index for t in tables]))
 
@@ -160,7 +161,8 @@ def fit_power_law(
 
     Minimised is Huber's cost of log L - log(linf + b C^-a): a residual is a share of the loss, and
     a run that went wrong counts little. Intervals are percentiles over samples of the runs with
-    points that count: groups are drawn again, then seeds in each group, and the law is found anew.
+    points that count: groups are drawn again, in every second sample also seeds in each of them,
+    and the law is found anew.
     Checked by: test_fit_intervals.py::test_intervals_of_curves_cover.
 
     Args:
@@ -202,8 +204,7 @@ def pose(
         sharing: Sharing = "shared" if linf == "shared" else "fitted"
         value = 0.0
     else:
-        if isinstance(linf, bool) or not isinstance(linf, Real):
-            _check_choice("linf", linf, ("fitted", "shared"), " or a number")
+        _check_number(linf)
         sharing, value = "given", float(linf)
     selection: Selection = "hull" if method == "paper" else points
     return make_problem(data, selection, sharing, value, tolerance)
@@ -261,8 +262,13 @@ def check_draws(level: float, resamples: int, seed: int) -> None:
     whole_number(seed, "seed", 0)
 
 
+def _check_number(linf: object) -> None:
+    if isinstance(linf, bool) or not isinstance(linf, Real):
+        _check_choice("linf", linf, ("fitted", "shared"), " or a number")
+
+
 def _check_tolerance(tolerance: float) -> None:
-    if not (isfinite(tolerance) and tolerance >= 0):
+    if not (isinstance(tolerance, Real) and isfinite(tolerance) and tolerance >= 0):
         raise EinlinearError(
             what=f"tolerance is {tolerance!r}",
             rule="tolerance is a share of 0 or more above the hull",

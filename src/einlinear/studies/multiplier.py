@@ -244,7 +244,13 @@ def linf_table(
     data = as_observations(observations)
     if values is None:
         values = [share * float(data.loss.min()) for share in (0.0, 0.3, 0.6, 0.8, 0.9)]
-    rows = (_rows_at(data, float(value), reference, points) for value in values)
+    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+        raise EinlinearError(
+            what=f"values are {values!r:.120}",
+            rule="values are several linf, to be compared",
+            fix="give a list of numbers, such as [0.0, 0.5, 1.0]",
+        )
+    rows = (_rows_at(data, value, reference, points) for value in values)
     return tuple(row for some in rows for row in some)
 
 

@@ -156,7 +156,15 @@ class Observations:
 
 def as_observations(data: Observations | Iterable[RunRecord]) -> Observations:
     """Observations as they are; records by their multiply-adds."""
-    return data if isinstance(data, Observations) else Observations.from_records(data)
+    if isinstance(data, Observations):
+        return data
+    if not isinstance(data, Iterable):
+        raise EinlinearError(
+            what=f"observations are {data!r:.120}",
+            rule="a law is fitted to Observations, or to a list of records",
+            fix="read a table by el.read_observations, or records by el.read_record",
+        )
+    return Observations.from_records(data)
 
 
 def codes(values: NDArray[Any]) -> Ints:

@@ -189,9 +189,10 @@ def _check_enough(problem: Problem, selection: Selection) -> None:
     ends = "; sizes at the ends of the frontier do not count" if selection == "inner" else ""
     for structure, count in zip(problem.structures, _distinct(problem.points)[0], strict=True):
         if count < _least(problem):
+            noun = "point" if count == 1 else "points"
             given = "given" if problem.sharing == "given" else "fitted"
             raise EinlinearError(
-                what=f"{structure!r} has {count} points at different compute that count",
+                what=f"{structure!r} has {count} {noun} at different compute that count",
                 rule=f"a power law with linf {given} needs {_least(problem)} or more{ends}",
                 fix=FIXES[selection],
             )
