@@ -1,8 +1,14 @@
 import os
+import signal
 import sys
 
 # Several tests run at once, on as many cores: threads that wait for each other would only spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests press Ctrl-C in processes that they start, which ignore it where this one was told to, as
+# all that a shell starts in the background are.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import HealthCheck, settings
