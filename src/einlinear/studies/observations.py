@@ -72,7 +72,9 @@ class Observations:
         keep = np.isfinite(columns["loss"])
         left_out = self.left_out + int((~keep).sum())
         for name, column in columns.items():
-            object.__setattr__(self, name, column[keep])
+            kept = column[keep]
+            kept.flags.writeable = False  # what was made of it stays true
+            object.__setattr__(self, name, kept)
         object.__setattr__(self, "more", {name: column[keep] for name, column in more.items()})
         object.__setattr__(self, "left_out", left_out)
         self._check()

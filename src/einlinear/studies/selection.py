@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +42,18 @@ class Table:
         return Table(self.index[keep], self.x[keep], self.y[keep], *numbers)
 
 
+_made: WeakKeyDictionary[Observations, tuple[Table, ...]] = WeakKeyDictionary()
+
+
 def make_tables(data: Observations) -> tuple[Table, ...]:
-    """The points of every structure, in the order of `data.structures`."""
+    """The points of every structure, in the order of `data.structures`; made once for each data."""
+    tables = _made.get(data)
+    if tables is None:
+        tables = _made[data] = tuple(_tables(data))
+    return tables
+
+
+def _tables(data: Observations) -> Iterator[Table]:
     structure, run = codes(data.structure), codes(data.run)
     _, seed = np.unique(data.seed, return_inverse=True)
     run = run * (int(seed.max()) + 1) + seed
@@ -50,12 +62,10 @@ def make_tables(data: Observations) -> tuple[Table, ...]:
         x, y = np.log(data.compute), np.log(data.loss)
     order = np.lexsort((y, x, structure))
     ends = np.searchsorted(structure[order], np.arange(len(data.structures) + 1))
-    tables = []
     for start, stop in pairwise(ends.tolist()):
         index = order[start:stop]
         index = index[data.compute[index] > 0]
-        tables.append(Table(index, x[index], y[index], run[index], group[index], size[index]))
-    return tuple(tables)
+        yield Table(index, x[index], y[index], run[index], group[index], size[index])
 
 
 def choose(table: Table, selection: Selection, linf: float, tolerance: float) -> Table:
