@@ -190,21 +190,11 @@ WITHOUT_TORCH = [
     "studies.fit",
     "studies.multiplier",
     *(name for name in ORDER if name.startswith("studies.reports.")),
-    "studies.sweeps.study",
-    "studies.sweeps.claims",
-    "studies.sweeps.job",
-    "studies.sweeps.executor",
-    "studies.sweeps.local",
-    "studies.sweeps.worker",
-    "studies.sweeps.away",
-    "studies.sweeps.ray_driver",
-    "studies.sweeps.on_ray",
-    "studies.sweeps.on_slurm",
-    "studies.sweeps.placing",
-    "studies.sweeps.progress",
-    "studies.sweeps.plan",
-    "studies.sweeps.driver",
-    "studies.sweeps.sweep",
+    *(
+        f"studies.sweeps.{name}"
+        for name in (n.removeprefix("studies.sweeps.") for n in ORDER if ".sweeps." in n)
+        if name not in ("estimate", "planner", "run_job", "inline")
+    ),
     "sweep_display",
     "cli_sweep",
 ]

@@ -122,13 +122,13 @@
     if (panel.measure) Object.assign(y, { tickvals: undefined, ticktext: undefined, tickformat: "~g" });
     return { ...base(height), xaxis: x, yaxis: y,
       shapes: [...(panel.line_x !== null ? [line(panel.line_x, null)] : []), ...(panel.line_y !== null ? [line(null, panel.line_y)] : [])],
-      annotations: names(shown.filter(s => s.role === "place")).map(([s, text, before]) => ({ x: s.x[0], y: s.y[0], text, showarrow: false,
+      annotations: labels(shown.filter(s => s.role === "place")).map(([s, text, before]) => ({ x: s.x[0], y: s.y[0], text, showarrow: false,
         // Beside the marks at the sides, above those between; lower in a narrow window, where they meet.
         ...(s.x[0] > 0.75 ? { xanchor: "right", xshift: -16 } : s.x[0] < 0.25 ? { xanchor: "left", xshift: 16 } : { xanchor: "center" }),
         yshift: (s.x[0] > 0.25 && s.x[0] < 0.75 ? 20 : innerWidth < 720 ? -20 : 0) - 16 * before, font: { size: 12.5 } })) };
   }
 
-  function names(shown) { // beside each place; of more than three how many, and who points at it sees which
+  function labels(shown) { // beside each place; of more than three how many, and who points at it sees which
     const places = new Map();
     for (const s of shown) places.set(`${s.x[0]} ${s.y[0]}`, [...places.get(`${s.x[0]} ${s.y[0]}`) || [], s]);
     return [...places.values()].flatMap(here => here.length > 3 ? [[here[0], `${here.length} structures`, 0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,6 +61,12 @@ def finished(directory: Path) -> RunRecord | None:
     except EinlinearError:
         return None
     return record if record.id == directory.name else None
+
+
+def all_finished(out: Path, ids: Iterable[str]) -> dict[str, RunRecord]:
+    """The records of a sweep's runs, by id, of those that have one."""
+    read = ((name, finished(out / RUNS / name)) for name in ids)
+    return {name: record for name, record in read if record is not None}
 
 
 def keep_failure(directory: Path, kind: str, text: str) -> None:

@@ -15,7 +15,7 @@ from einlinear.studies.config import RunConfig
 from einlinear.studies.plan_run import cost_run
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.estimate import Timing, estimate, kind_of, time_steps
-from einlinear.studies.sweeps.job import RUNS, finished
+from einlinear.studies.sweeps.job import all_finished
 from einlinear.studies.sweeps.plan import FLOPS_PER_MAC, PlannedRun, PlanRequest
 from einlinear.studies.sweeps.study import BUDGET, Cell, Study
 
@@ -31,8 +31,7 @@ _BARE = ("task", "structure")  # clear without their names
 def make_plan(request: PlanRequest) -> tuple[PlannedRun, ...]:
     """All runs of a study, with their times; some are timed, for a few seconds in all."""
     runs = plan_runs(Study.from_dict(request.study))
-    read = ((run.id, finished(Path(request.out) / RUNS / run.id)) for run in runs)
-    records = {name: record for name, record in read if record is not None}
+    records = all_finished(Path(request.out), (run.id for run in runs))
     timings = _timings(runs, records)
     can_time = torch.cuda.is_available() or request.is_here
     untimed = [

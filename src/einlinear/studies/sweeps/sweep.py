@@ -13,7 +13,7 @@ from einlinear.studies.directory import write_whole
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.driver import Driver
 from einlinear.studies.sweeps.executor import Executor
-from einlinear.studies.sweeps.job import RUNS, STUDIES, Job, finished
+from einlinear.studies.sweeps.job import STUDIES, Job, all_finished
 from einlinear.studies.sweeps.local import LocalExecutor
 from einlinear.studies.sweeps.placing import ExecutorName, Placing, opened, place
 from einlinear.studies.sweeps.plan import PlannedRun, PlanRequest, makespan
@@ -154,8 +154,7 @@ def plan_sweep(
         runs = executor.plan(request)
     else:
         runs = _plan_here(request) if placing.executor == "inline" else _plan_apart(request)
-    read = ((run.id, finished(out / RUNS / run.id)) for run in runs)
-    records = {name: record for name, record in read if record is not None}
+    records = all_finished(out, (run.id for run in runs))
     slots = placing.processes if executor is None else executor.slots
     return SweepPlan(study, out, runs, records, placing, slots)
 
