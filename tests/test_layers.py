@@ -10,6 +10,7 @@ ROOT = Path(einlinear.__file__).parent
 # Top to bottom. A room is a folder; its files follow in order.
 ORDER = [
     "errors",
+    "files",
     "pages",
     "structures.edges",
     "structures.values",
@@ -161,7 +162,9 @@ ORDER = [
 WITHOUT_TORCH = [
     name
     for name in ORDER
-    if name in ("errors", "pages") or name.startswith("structures.") or name in ORDER[13:18]
+    if name in ("errors", "files", "pages")
+    or name.startswith("structures.")
+    or name in ORDER[14:19]
 ] + [
     "studies.workers",
     "studies.cifar_batches",

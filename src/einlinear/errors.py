@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
+
+QUOTED = 200
+"""How many characters of input a message quotes at most."""
 
 
 class EinlinearError(ValueError):
@@ -20,6 +24,29 @@ class EinlinearError(ValueError):
     def __reduce__(self) -> tuple[object, ...]:
         """The parts, so that the error survives the way back from a worker process."""
         return _rebuild, (self.what, self.rule, self.fix)
+
+
+def quote(value: object) -> str:
+    """The repr of a value for a message: at most QUOTED characters, whatever the value is.
+
+    Use it wherever a message shows what a user or a file has given. It is quick for values of any
+    size and depth, and never raises: ints of thousands of digits have no plain repr.
+    """
+    try:
+        text = _SHORT.repr(value)
+    except Exception:  # a repr of somebody else's that fails
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= QUOTED else f"{text[: QUOTED - 3]}..."
+
+
+def _short_repr() -> reprlib.Repr:
+    short = reprlib.Repr()
+    short.maxstring = short.maxlong = short.maxother = QUOTED
+    short.maxlist = short.maxtuple = short.maxdict = short.maxset = 20
+    return short
+
+
+_SHORT = _short_repr()
 
 
 def _rebuild(what: str, rule: str, fix: str) -> EinlinearError:

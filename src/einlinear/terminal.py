@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from einlinear.errors import cannot_write
+from einlinear.files import write_whole
 
 
 def console(width: int = 132) -> Console:
@@ -36,10 +36,4 @@ def write(path: Path, text: str) -> None:
 
 def save(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    write_whole(path, text.encode())

@@ -93,7 +93,7 @@ def stop(*_):
 @pytest.mark.parametrize("name", ["train.bin", "validation.bin", "tokens.json"])
 def test_killed_while_joining(name, tmp_path, monkeypatch):
     source, out = interrupted(tmp_path, monkeypatch, documents())
-    (out / f"{name}.tmp").write_bytes(b"half")  # as a kill leaves it
+    (out / f"{name}.part").write_bytes(b"half")  # as a kill leaves it
     if name != "train.bin":
         (out / "train.bin").write_bytes(b"of another start")
     with pytest.raises(EinlinearError, match="no whole set of tokens"):

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from einlinear.errors import EinlinearError, cannot_write
-from einlinear.studies.directory import sync_folder, write_whole
+from einlinear.files import sync_folder, write_whole
 
 KEPT = 2
 """How many checkpoints are kept: the last, and one to fall back to."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 from einlinear.errors import EinlinearError
+from einlinear.files import parse_json, parse_toml
 from einlinear.studies.config import RunConfig
 
 
@@ -20,7 +19,7 @@ def read_config(path: str | Path) -> dict[str, object]:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else _read_toml(text)
+        values = parse_json(text) if path.suffix == ".json" else parse_toml(text)
         if not isinstance(values, dict):
             raise ValueError("it is no table of names and values")
     except (OSError, ValueError) as error:
@@ -33,20 +32,4 @@ def read_config(path: str | Path) -> dict[str, object]:
             if isinstance(error, OSError)
             else 'write lines such as: structure = "btt(rank=2)"',
         ) from error
-    return values
-
-
-def _read_toml(text: str) -> dict[str, object]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:  # pragma: no cover - the same module under its old name
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise EinlinearError(
-                what="TOML cannot be read: tomli is not installed",
-                rule="before Python 3.11 TOML files need the package tomli",
-                fix='pip install "einlinear[cli]", or give a .json file',
-            ) from None
-    values: dict[str, object] = tomllib.loads(text)
     return values

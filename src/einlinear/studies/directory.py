@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from einlinear.errors import EinlinearError, cannot_write
+from einlinear.files import parse_json, parse_object, write_whole
 from einlinear.studies.config import RunConfig
 from einlinear.studies.record import RunRecord
 
@@ -16,31 +17,6 @@ try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows has no such locks
     fcntl = None  # type: ignore[assignment]
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, and on the disk when this returns."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-
-
-def sync_folder(path: Path) -> None:
-    """Make what was renamed in a folder last; where folders cannot be opened, nothing."""
-    if os.name == "posix":
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 class BusyError(EinlinearError):
@@ -185,15 +161,12 @@ def read_record(path: str | Path) -> RunRecord:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """All whole lines of the metrics of a run, from its directory."""
     whole, _, _ = (Path(path) / "metrics.jsonl").read_bytes().rpartition(b"\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    return [parse_json(line) for line in whole.splitlines()]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it is no object")
-        return values
+        return parse_object(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EinlinearError(
             what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from einlinear.errors import EinlinearError
+from einlinear.files import parse_object, write_whole
 from einlinear.studies.tokens import (
     BLOCK,
     INFO,
@@ -33,7 +33,6 @@ from einlinear.studies.tokens import (
 from einlinear.studies.vocabulary import Rule, open_vocabulary
 
 PARTS = "parts"
-_UNFINISHED = ".tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +101,14 @@ def write_part(path: Path, digest: str, chunk: Chunk, settings: Settings) -> Non
         "checksum": zlib.crc32(body),
         "counts": asdict(encoding.counts),
     }
-    unfinished = path.with_name(path.name + _UNFINISHED)
-    unfinished.write_bytes(json.dumps(header).encode() + b"\n" + body)
-    unfinished.replace(path)
+    write_whole(path, json.dumps(header).encode() + b"\n" + body)
 
 
 def read_part(path: Path, digest: str | None = None) -> Part | None:
     """A part, or None if it is missing, damaged, or was made of something else."""
     try:
         line, _, body = path.read_bytes().partition(b"\n")
-        header = json.loads(line)
+        header = parse_object(line)
         is_whole = (len(body), zlib.crc32(body)) == (header["bytes"], header["checksum"])
         if not is_whole or digest not in (None, header["digest"]):
             return None
@@ -167,7 +164,7 @@ def join_parts(
         validation=streams[1],
         sources=tuple(sources),
     )
-    _write_whole(out / INFO, [info.as_json().encode()])
+    write_whole(out / INFO, info.as_json().encode())
     shutil.rmtree(out / PARTS)
     return info
 
@@ -205,16 +202,5 @@ def _write_stream(path: Path, content: Iterable[bytes], width: int) -> Stream:
                 size, rest = size + len(step), rest[len(step) :]
             yield piece
 
-    _write_whole(path, counted())
+    write_whole(path, counted())
     return Stream(size // width, tuple(checksums))
-
-
-def _write_whole(path: Path, content: Iterable[bytes]) -> None:
-    """Write a file that appears whole, on the disk, or not at all."""
-    unfinished = path.with_name(path.name + _UNFINISHED)
-    with unfinished.open("wb") as file:
-        for piece in content:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)

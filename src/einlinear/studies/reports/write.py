@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from einlinear.studies.directory import write_whole
+from einlinear.files import write_whole
 from einlinear.studies.fit import Linf
 from einlinear.studies.reports.analyse import MEASURES, Analysis, Settings, analyse
 from einlinear.studies.reports.figures import make_figures

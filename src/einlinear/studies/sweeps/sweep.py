@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from einlinear.errors import EinlinearError
-from einlinear.studies.directory import write_whole
+from einlinear.files import write_whole
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.driver import Driver
 from einlinear.studies.sweeps.executor import Executor
