@@ -21,6 +21,7 @@ from einlinear.studies.images import load_images
 from einlinear.studies.landscape_runs import Run
 from einlinear.studies.landscape_sweep import read_results
 from einlinear.studies.landscape_train import TensorImages, make_model, naive_starts, train_run
+from forked import context
 
 OPTIONS = (
     "--structures dense btt --widths 8 16 --rates -8 -7 --naive-rates -9 -8 --seeds 2 "
@@ -143,6 +144,19 @@ def test_a_worker_that_dies_is_an_error_and_loses_nothing(tmp_path):
     assert process.returncode == 2
     assert "a process that trains ended before its time" in error
     assert read_results(file)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by /proc")
+def test_a_worker_that_dies_while_it_starts_is_not_waited_for(tmp_path):
+    wanted = {"out": tmp_path, "processes": 2}
+    process = context.Process(target=el.landscape, args=(CONFIG,), kwargs=wanted)
+    process.start()
+    wait_for(lambda: len(children(process.pid)) >= 2)  # the first is multiprocessing's own
+    os.kill(children(process.pid)[-1], signal.SIGKILL)
+    process.join(60)
+    code = process.exitcode
+    process.kill()
+    assert code == 1
 
 
 def test_without_matplotlib_nothing_is_run(monkeypatch, tmp_path, capsys):

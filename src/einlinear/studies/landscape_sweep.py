@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +16,7 @@ import torch
 
 from einlinear.errors import EinlinearError, cannot_write
 from einlinear.structures.values import whole_number
-from einlinear.studies.images import Images, load_images
+from einlinear.studies.images import load_images
 from einlinear.studies.landscape import Landscape, make_landscape
 from einlinear.studies.landscape_runs import LandscapeConfig, Run, RunResult, cost, plan_runs
 from einlinear.studies.landscape_train import TensorImages, train_run
@@ -60,7 +61,8 @@ def landscape(
             on_progress(Progress(len(known), len(runs), share))
 
         report()
-        for result in _results(missing, images, processes):
+        source = _Source(data, config.pool, images.fingerprint)
+        for result in _results(missing, source, processes):
             _append(file, result)
             known[result.run] = result
             report()
@@ -110,25 +112,46 @@ def _append(file: IO[bytes], result: RunResult) -> None:
     os.fsync(file.fileno())
 
 
-def _results(runs: Sequence[Run], images: Images, processes: int) -> Iterator[RunResult]:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a process finds the images: small, as what starts a worker must be."""
+
+    data: str | Path | None
+    pool: int
+    fingerprint: str
+
+
+def _results(runs: Sequence[Run], source: _Source, processes: int) -> Iterator[RunResult]:
     """The results as they finish."""
     if not runs:
         return
     count = min(processes, len(runs))
     needs = "a run needs memory for its data, its weights and their gradients"
-    with worker_pool(count, _start, (images,), does="trains", needs=needs) as pool:
+    with worker_pool(count, _start, (source,), does="trains", needs=needs) as pool:
         for future in as_completed([pool.submit(_work, run) for run in runs]):
             yield future.result()
 
 
-_images: list[TensorImages] = []  # of a worker, set once at its start
+_sources: list[_Source] = []  # of a worker, set once at its start
 
 
-def _start(images: Images) -> None:
-    """Make a process ready for runs: one thread, the data as tensors."""
+def _start(source: _Source) -> None:
+    """Make a process ready for runs: one thread, and it knows where the data is."""
     torch.set_num_threads(1)
-    _images.append(TensorImages.of(images))
+    _sources.append(source)
+
+
+@cache
+def _images(source: _Source) -> TensorImages:
+    images = load_images(source.data, source.pool)
+    if images.fingerprint != source.fingerprint:
+        raise EinlinearError(
+            what=f"the images in {source.data} have changed since the command began",
+            rule="all runs of a landscape see the same images",
+            fix="restore the file and give the same command again, or choose another --out",
+        )
+    return TensorImages.of(images)
 
 
 def _work(run: Run) -> RunResult:
-    return train_run(run, _images[0])
+    return train_run(run, _images(_sources[0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +16,8 @@ from threading import Thread
 from typing import Any
 
 from einlinear.errors import EinlinearError
+
+_MOST_BYTES = 8192  # of what a process is started with; every system's pipes hold more
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,11 @@ def worker_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes that call start(*args) first; none outlives this one, however it ends.
 
-    `does` and `needs` say, in the error where a process was killed, what it did and needed.
+    `args` must be small: they go through a pipe that is not read if a process is killed while it
+    starts, and writing more than the pipe holds would wait for ever. `does` and `needs` say, in the
+    error where a process was killed, what it did and needed.
     """
+    assert len(pickle.dumps(args)) <= _MOST_BYTES, "what starts a process fits into a pipe"
     context = get_context("spawn")
     # Workers hold one end: they leave as soon as the other is closed, be it by the death of this
     # process, so that none is left behind.
@@ -44,14 +50,16 @@ def worker_pool(
     pool = ProcessPoolExecutor(processes, context, _begin, (reader, start, args))
     try:
         yield pool
-    except BrokenProcessPool as error:
-        raise EinlinearError(
-            what=f"a process that {does} ended before its time",
-            rule=needs,
-            fix="give the same command again with fewer processes; what is done is kept",
-        ) from error
-    except BaseException:
+    except BaseException as error:
+        # Before the pool is shut down: that waits for every worker, and one that was starting while
+        # the pool broke is told by nobody else to leave.
         writer.close()
+        if isinstance(error, BrokenProcessPool):
+            raise EinlinearError(
+                what=f"a process that {does} ended before its time",
+                rule=needs,
+                fix="give the same command again with fewer processes; what is done is kept",
+            ) from error
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
