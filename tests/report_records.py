@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from einlinear.studies.config import RunConfig
+from einlinear.studies.directory import RunDirectory
 from einlinear.studies.record import Counts, LayerRouting, Point, RunRecord
 from einlinear.studies.reports.analyse import Settings, analyse
 from einlinear.studies.reports.figures import make_figures
@@ -123,9 +124,9 @@ def _routing(config, layer, step):
 
 def write_record(folder, record):
     """A run as el.train leaves it, without its weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(record.config.to_json(), encoding="utf-8")
-    (folder / "record.json").write_text(json.dumps(record.as_dict()), encoding="utf-8")
+    directory = RunDirectory(folder)
+    directory.keep_config(record.config)
+    directory.write_record(record)
 
 
 def write_runs(directory, kinds=KINDS, widths=(32, 64, 128, 256, 512), seeds=2, **settings):

@@ -6,7 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from einlinear.studies import checkpoint, directory, loop
+from einlinear.files import write_whole
+from einlinear.studies import checkpoint, directory, loop, tensor_files
 from einlinear.studies.config import RunConfig
 from einlinear.studies.state import State
 from einlinear.studies.train import train
@@ -59,15 +60,18 @@ def die_half_way_in(self, values):
     """Write half of a line of metrics and die."""
     text = json.dumps(values).encode()
     self._metrics.write(text[: len(text) // 2])
-    self._metrics.flush()
+    die()
+
+
+def die_while_it_is_read(chunks):
+    """The first part of a file, and death."""
+    yield next(iter(chunks))
     die()
 
 
 def half_of_tensors(path, tensors):
-    """Write a part of a file of tensors and die."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_name(f"{path.name}.part").write_bytes(b"some of it")
-    die()
+    """Write a part of a file of tensors, by the writer itself, and die."""
+    write_whole(path, die_while_it_is_read(tensor_files._chunks(tensors)))
 
 
 # Where a process may be killed: what is called then, and what it does instead.
@@ -78,8 +82,9 @@ MOMENTS = {
     "in the tensors of a checkpoint": (checkpoint, "write_tensors", half_of_tensors),
     "between its two files": (checkpoint, "write_whole", lambda *_: die()),
     "while an old one is removed": (checkpoint, "_remove", lambda path: (path.unlink(), die())),
+    "in the model": (loop, "write_tensors", half_of_tensors),
     "before the record": (directory.RunDirectory, "write_record", lambda *_: die()),
-    "after the record": (loop, "remove_checkpoints", lambda *_: die()),
+    "after the record": (directory.RunDirectory, "remove_checkpoints", lambda *_: die()),
 }
 
 
@@ -105,3 +110,31 @@ def killed(config, out, moment, calls):
     process.join(120)
     assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
     return process.exitcode != 0
+
+
+def call_with_signals(signals, said, target, *arguments):
+    """Call a function in which signals come in the middle of steps, and keep what it says."""
+    with open(said, "wb") as file:
+        os.dup2(file.fileno(), 2)
+    right = State.batch
+
+    def batch(self, step, part):
+        for number in signals.get(step, ()):
+            os.kill(os.getpid(), number)
+        return right(self, step, part)
+
+    State.batch = batch
+    target(*arguments)
+
+
+def signalled(said, signals, target, *arguments):
+    """The exit code of a process that gets signals in the middle of steps; what it has said.
+
+    Steps count from 0; not in step 0, of which a run takes the batch before it begins.
+    """
+    process = context.Process(
+        target=call_with_signals, args=(signals, str(said), target, *arguments)
+    )
+    process.start()
+    process.join(120)
+    return process.exitcode, Path(said).read_text(encoding="utf-8")

@@ -6,18 +6,19 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from einlinear.errors import EinlinearError, cannot_write
 
 
-def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
+def write_whole(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
     """Write a file whole or not at all; it is on the disk when this returns.
 
     The file gets the permissions of any new file of this user (the umask), so that others who share
     the directory can read it. What a process that is killed leaves behind is `path` + ".part",
-    which the next write of the same file replaces.
+    which the next write of the same file replaces. Where writing fails, nothing is left behind.
     """
     part = path.with_name(f"{path.name}.part")
     try:
@@ -30,6 +31,8 @@ def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
         part.replace(path)
         sync_folder(path.parent)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)  # a disk that is full needs the room
         raise cannot_write(path, error) from error
 
 

@@ -1,10 +1,12 @@
 import json
+from random import Random
 
 import pytest
 
-from einlinear import EinlinearError, RunConfig, RunRecord, read_record
-from einlinear.studies.directory import RunDirectory, read_metrics
+from einlinear import EinlinearError, RunConfig, RunRecord, load_config, read_record
+from einlinear.studies.directory import DamagedError, RunDirectory, read_metrics
 from einlinear.studies.record import Counts, LayerRouting, Point
+from einlinear.studies.seals import sealed
 
 ROUTING = (LayerRouting("blocks.0.up", (0.25, 0.75), 0.8, None),)
 
@@ -59,44 +61,149 @@ def test_a_directory_keeps_a_record(tmp_path):
     assert read_record(tmp_path) == read_record(tmp_path / "record.json") == record()
 
 
+@pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "words"),
     [
-        lambda values: values.pop("status"),
-        lambda values: values.update(schema=99),
-        lambda values: values["curve"][0].pop("loss"),
-        lambda values: values["config"].update(widht=3),
-        lambda values: values.update(curve=3),
+        (lambda values: values.pop("status"), "it lacks 'status'"),
+        (lambda values: values.update(schema=0), "its schema is 0, not 2"),
+        (lambda values: values.update(schema=True), "its schema is True, not 2"),
+        (lambda values: values.update(status="finmshed"), "status is 'finmshed', not 'finished'"),
+        (lambda values: values.update(steps_done=True), "steps_done is True, not a whole number"),
+        (lambda values: values.update(steps_done=-1), "steps_done is -1, not a whole number"),
+        (lambda values: values.update(peak_bytes=10**400), "peak_bytes is 1000"),
+        (lambda values: values.update(unit=3), "unit is 3, not a text"),
+        (lambda values: values.update(environment=[]), r"environment is \[\], not an object"),
+        (lambda values: values.update(curve=3), "curve is 3, not a list"),
+        (lambda values: values.update(curve=[]), "it has no points"),
+        (lambda values: values.update(counts=None), "counts is None, not an object"),
+        (lambda values: values["counts"].pop("macs"), "counts lacks macs"),
+        (lambda values: values["curve"][0].pop("loss"), r"curve\[0\] lacks loss"),
+        (lambda values: values["curve"][1].update(x=1), r"curve\[1\] has a field 'x'"),
+        (lambda values: values["curve"][1].update(step={"a": 1}), r"curve\[1\].step is {'a': 1}"),
+        (lambda values: values["curve"][2].update(loss=float("inf")), r"curve\[2\].loss is inf"),
+        (lambda values: values["curve"][2].update(loss=None), "finished without a loss"),
+        (lambda values: values["curve"][2].update(rate=10**400), r"curve\[2\].rate is 1000"),
+        (
+            lambda values: values["curve"][0]["routing"][0].update(load=[1, "2"]),
+            r"load\[1\] is '2'",
+        ),
+        (lambda values: values["config"].update(widht=3), "unknown config key 'widht'"),
+        (lambda values: values["config"].update(lr=10**400), "cannot read|lr is"),
+        (lambda values: values.update(config=[]), "cannot read"),
+        (lambda values: values.update(config=1), "cannot read"),
     ],
 )
-def test_records_that_cannot_be_read(tmp_path, damage):
-    values = record().as_dict()
+def test_every_field_is_checked(tmp_path, damage, words, is_old):
+    values = json.loads(json.dumps(record().as_dict())) | {"schema": 1 if is_old else 2}
     damage(values)
     path = tmp_path / "record.json"
-    path.write_text(json.dumps(values), encoding="utf-8")
-    with pytest.raises(EinlinearError):
+    path.write_bytes(json.dumps(values).encode() if is_old else sealed(values))
+    words = words if "schema" not in words else "its schema is|it has no seal"
+    with pytest.raises(DamagedError, match=words) as caught:
         read_record(path)
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(EinlinearError, match="cannot read"):
+    assert len(str(caught.value)) < 800
+    assert caught.value.fix == (
+        f"train the run again: einlinear train --config {tmp_path}/config.json --out {tmp_path}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "Expecting"),
+        ("[]", "it is not a JSON object"),
+        ("[" * 10**5, "nested too deeply"),
+        ('{"schema": 1, "curve": ' + "[" * 10**5, "nested too deeply"),
+        (json.dumps(record().as_dict()), "it has no seal"),
+        (sealed(record().as_dict()).decode().replace("finished", "diverged"), "checksum is wrong"),
+    ],
+)
+def test_files_that_are_no_records(tmp_path, text, words):
+    path = tmp_path / "record.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DamagedError, match=words):
         read_record(path)
+
+
+@pytest.mark.parametrize("depth", [200, 500, 800, 900, 940, 960, 980])
+def test_values_that_are_nested_deeply(tmp_path, depth):
+    """As deeply as can be read, and hardly be written."""
+    nested = "[" * depth + "]" * depth
+    path = tmp_path / "config.json"
+    path.write_text(f'{{"width": {nested}}}', encoding="utf-8")
+    for read in (RunDirectory(tmp_path).read_config, lambda: load_config(path)):
+        with pytest.raises(EinlinearError, match=r"width is|cannot read"):
+            read()
+    for text in (f'{{"schema": 1, "config": {nested}}}', f'{{"seal": "", "config": {nested}}}'):
+        (tmp_path / "record.json").write_text(text, encoding="utf-8")
+        with pytest.raises(DamagedError, match="cannot read"):
+            read_record(tmp_path)
+
+
+def test_a_record_of_a_later_version_is_not_damaged(tmp_path):
+    (tmp_path / "record.json").write_bytes(sealed(record().as_dict() | {"schema": 3}))
+    with pytest.raises(EinlinearError, match="its schema is 3, not 2") as caught:
+        read_record(tmp_path)
+    assert not isinstance(caught.value, DamagedError)
+    assert caught.value.fix == "pip install --upgrade einlinear"
+
+
+def test_records_without_a_seal_are_still_read(tmp_path):
+    text = json.dumps(record().as_dict() | {"schema": 1})
+    (tmp_path / "record.json").write_text(text, encoding="utf-8")
+    assert read_record(tmp_path) == record()
+
+
+def test_no_byte_of_a_record_changes_unnoticed(tmp_path):
+    path = tmp_path / "record.json"
+    RunDirectory(tmp_path).write_record(record())
+    data = path.read_bytes()
+    random = Random(0)
+    noticed = 0
+    for place in random.sample(range(len(data)), 600):
+        changed = bytes([random.choice([data[place] ^ 1 << random.randrange(8), 48, 49, 57])])
+        path.write_bytes(data[:place] + changed + data[place + 1 :])
+        try:
+            assert read_record(tmp_path) == record(), (place, changed)
+        except EinlinearError:
+            noticed += 1
+    assert noticed > 0.6 * 600  # the rest is space
+
+
+def test_metrics_of_a_finished_run_are_checked(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.open(RunConfig(structure="btt"))
+    directory.append({"step": 1})
+    directory.write_record(record())
+    directory.close()
+    assert read_metrics(tmp_path) == [{"step": 1}]
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 2}\n')
+    with pytest.raises(DamagedError, match=r"the checksum of metrics.jsonl is wrong"):
+        read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(DamagedError, match=r"metrics.jsonl: No such file"):
+        read_metrics(tmp_path)
 
 
 def test_metrics_grow_and_are_rewound(tmp_path):
     directory = RunDirectory(tmp_path)
     directory.open(RunConfig())
     directory.append({"step": 1})
-    position = directory.metrics_position()
+    lines = directory.metrics()
     directory.append({"step": 2})
     directory.close()
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"step":')
     assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
-    again = RunDirectory(tmp_path)
-    again.open(RunConfig())
-    again.rewind(position)
-    again.append({"step": 3})
-    again.close()
-    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 3}]
+    for damage, is_whole in ((b"", True), (b"?", False)):
+        path.write_bytes(damage + path.read_bytes())
+        again = RunDirectory(tmp_path)
+        again.open(RunConfig())
+        assert again.rewind(lines) == is_whole
+        again.append({"step": 3})
+        again.close()
+        assert read_metrics(tmp_path) == [{"step": 1}, {"step": 3}]
 
 
 def test_a_directory_is_that_of_one_run(tmp_path):
@@ -118,10 +225,24 @@ def test_a_directory_that_cannot_be_written(tmp_path):
         RunDirectory(tmp_path / "file").write_record(record())
 
 
-@pytest.mark.parametrize(
-    "damage", [{"curve": []}, {"curve": 3}, {"counts": None}, {"config": []}, {"config": 1}]
-)
-def test_a_record_of_wrong_shape(damage):
-    values = json.loads(json.dumps(record().as_dict()))
-    with pytest.raises(EinlinearError):
-        RunRecord.from_dict(values | damage)
+def test_leftovers_of_processes_that_were_killed(tmp_path):
+    directory = RunDirectory(tmp_path)
+    names = ["model.safetensors.part", "record.json.part", ".tmpAb12Xy", "notes.txt"]
+    names += [f"checkpoints/{name}" for name in (".tmpPfpKbw", "step-000000005.safetensors")]
+    names += ["checkpoints/step-000000010.json", "checkpoints/step-000000010.safetensors"]
+    names += ["checkpoints/step-000000015.safetensors.part"]
+    directory.checkpoints.mkdir()
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    directory.open(RunConfig())
+    directory.close()
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"config.json", "metrics.jsonl", "notes.txt", *names[6:8]}
+    directory.remove_checkpoints()
+    assert not directory.checkpoints.exists()
+
+
+def test_a_directory_of_another_run_that_has_lost_its_config(tmp_path):
+    RunDirectory(tmp_path).write_record(record())
+    with pytest.raises(EinlinearError, match=r"holds another run: structure 'btt', not 'dense'"):
+        RunDirectory(tmp_path).check(RunConfig())

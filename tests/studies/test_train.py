@@ -12,13 +12,13 @@ import einlinear as el
 from einlinear import EinlinearError, RunConfig, train
 from einlinear.models.groups import param_groups
 from einlinear.studies.build import make_model
-from einlinear.studies.checkpoint import read_tensors
 from einlinear.studies.directory import read_metrics
 from einlinear.studies.distributed import Place
 from einlinear.studies.load import load_writer
 from einlinear.studies.plan_run import plan_run, task_of
 from einlinear.studies.schedule import eval_steps
 from einlinear.studies.state import State
+from einlinear.studies.tensor_files import read_tensors
 from runs import TINY, numbers, tiny, without_clock
 
 SHORT = {"steps": 40, "warmup": 4, "eval_points": 4, "eval_size": 64, "device": "cpu"}

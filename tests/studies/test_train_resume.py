@@ -1,5 +1,6 @@
 """Runs that are stopped at any moment go on as if they had not been."""
 
+import os
 import subprocess
 import sys
 import time
@@ -46,6 +47,7 @@ def assert_same(out, other):
         ("between its two files", 1),
         ("between its two files", 3),
         ("while an old one is removed", 1),
+        ("in the model", 1),
         ("before the record", 1),
         ("after the record", 1),
     ],
@@ -107,11 +109,17 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path, whole_run, ending):
     assert_same(tmp_path, whole_run[0])
 
 
-def test_no_checkpoint_that_can_be_used(tmp_path, whole_run):
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: b"", lambda data: data[:90] + b"\0" + data[91:]],
+    ids=["gone", "flipped"],
+)
+def test_damaged_metrics_are_restored(tmp_path, whole_run, damage):
     config = tiny(**PLAIN)
     train_and_stop(config, tmp_path, 8)
-    (tmp_path / "metrics.jsonl").write_bytes(b"")
-    with pytest.warns(UserWarning, match="the metrics before it are missing"):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.warns(UserWarning, match="metrics in .* were damaged; .* checkpoint of step 5"):
         train(config, tmp_path)
     assert_same(tmp_path, whole_run[0])
 
@@ -148,7 +156,7 @@ def test_a_run_that_was_stopped_can_be_loaded(tmp_path):
     train_and_stop(config, tmp_path, 13)
     writer = load_writer(tmp_path)
     assert writer.step == 10
-    held = load_checkpoint(tmp_path / "checkpoints", 10**9).tensors
+    held = load_checkpoint(tmp_path / "checkpoints").tensors
     assert writer.model.head.weight.equal(held["average.head.weight"])
 
 
@@ -167,3 +175,33 @@ def test_the_command_is_killed_from_outside(tmp_path, whole_run):
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "going on from step" in again.stdout
     assert_same(out, whole_run[0])
+
+
+def test_a_killed_save_leaves_nothing_behind(tmp_path, whole_run):
+    config = tiny(**PLAIN)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".tmpAb12Xy").write_bytes(b"as safetensors left it")
+    for moment, calls in (("in the tensors of a checkpoint", 2), ("in the model", 1)):
+        assert killed(config, tmp_path, moment, calls)
+        parts = [path.name for path in tmp_path.rglob("*.part")]
+        assert len(parts) == 1, parts
+        assert not list(tmp_path.rglob(".tmp*"))
+    train(config, tmp_path)
+    assert_same(tmp_path, whole_run[0])
+
+
+def test_all_files_of_a_run_can_be_shared(tmp_path):
+    held = os.umask(0o022)
+    try:
+        train_and_stop(tiny(**PLAIN), tmp_path, 8)
+        assert_shared(tmp_path, ["config.json", "metrics.jsonl", "step-000000005.json"])
+        train(tiny(**PLAIN), tmp_path)
+    finally:
+        os.umask(held)
+    assert_shared(tmp_path, ["config.json", "metrics.jsonl", "model.safetensors", "record.json"])
+
+
+def assert_shared(path, names):
+    files = {file.name: file.stat().st_mode & 0o777 for file in path.rglob("*") if file.is_file()}
+    assert set(names) <= files.keys()
+    assert set(files.values()) == {0o644}, files

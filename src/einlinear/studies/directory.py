@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import shlex
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from einlinear.errors import EinlinearError, cannot_write
-from einlinear.files import parse_json, parse_object, write_whole
+from einlinear.files import parse_object, write_whole
 from einlinear.studies.config import RunConfig
-from einlinear.studies.record import RunRecord
+from einlinear.studies.fields import typed
+from einlinear.studies.record import NewerError, RunRecord
+from einlinear.studies.seals import SEAL, check_file, sealed, unseal_
 
 try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
+CONFIG, METRICS, MODEL, RECORD = "config.json", "metrics.jsonl", "model.safetensors", "record.json"
+
+# What a process that was killed leaves behind. The last is the name that safetensors gave to files
+# under way, before runs wrote them by themselves.
+_HALF_WRITTEN = [f"{MODEL}.part", f"{RECORD}.part", "checkpoints/*.part"]
+_HALF_WRITTEN += [".tmp??????", "checkpoints/.tmp??????"]
+
 
 class BusyError(EinlinearError):
     """Another process writes to the directory of a run now."""
+
+
+class DamagedError(EinlinearError):
+    """A file of a run that has finished is missing, or not as it was written."""
 
 
 def is_locked(path: Path) -> bool:
@@ -28,7 +46,7 @@ def is_locked(path: Path) -> bool:
     if fcntl is None:  # pragma: no cover
         return False
     try:
-        with (path / "metrics.jsonl").open("rb") as file:
+        with (path / METRICS).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -38,25 +56,58 @@ def is_locked(path: Path) -> bool:
 
 
 class RunDirectory:
-    """The files of one run. Only one process at a time may write."""
+    """The files of one run. Only one process at a time may write.
+
+    `replaced` is the record of a run that had finished and is trained again, because other files
+    of it were damaged.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
-        self._metrics: IO[bytes] | None = None
+        self.replaced: RunRecord | None = None
+        self._metrics: FileIO | None = None
+        self._lines = bytearray()  # the metrics so far
 
     def read_record(self) -> RunRecord | None:
         """The record of a finished run; None if there is none yet."""
-        return read_record(self.path) if (self.path / "record.json").exists() else None
+        return read_record(self.path) if (self.path / RECORD).exists() else None
+
+    def read_finished(self, config: RunConfig) -> RunRecord | None:
+        """The record of a finished run, whose model is whole; None if there is none yet."""
+        if not (self.path / RECORD).exists():
+            return None
+        record, seals = _read_record(self.path / RECORD)
+        if record.id != config.id:
+            raise damaged(self.path, f"{self.path / RECORD} is that of another run, {record.id}")
+        _check_file(self.path, MODEL, seals)
+        try:
+            _check_file(self.path, METRICS, seals)
+        except DamagedError as error:
+            warnings.warn(f"{error.what}; the record is whole", stacklevel=3)
+        return record
 
     def read_config(self) -> RunConfig | None:
         """The config that the directory belongs to; None if there is none yet."""
-        path = self.path / "config.json"
-        return RunConfig.from_dict(_read_json(path), str(path)) if path.exists() else None
+        path = self.path / CONFIG
+        if not path.exists():
+            return None
+        try:
+            return RunConfig.from_dict(parse_object(path.read_text(encoding="utf-8")), str(path))
+        except (OSError, ValueError, ArithmeticError, TypeError, RecursionError) as error:
+            if isinstance(error, EinlinearError):
+                raise
+            raise _cannot_read(
+                path, error, "if it is damaged, delete it and give the command of the run again"
+            ) from error
 
     def check(self, config: RunConfig) -> None:
         """Refuse a directory that belongs to another run."""
         held = self.read_config()
+        if held is None:
+            with suppress(EinlinearError):  # a record that is damaged says nothing
+                record = self.read_record()
+                held = None if record is None else record.config
         if held is not None and held.id != config.id:
             old, new = held.as_dict(), config.as_dict()
             differ = [f"{k} {old[k]!r}, not {new[k]!r}" for k in new if new[k] != old[k]]
@@ -70,27 +121,53 @@ class RunDirectory:
         """Write the config, and take the directory for this process."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._metrics = (self.path / "metrics.jsonl").open("ab")
+            # Without a buffer there is nothing left to be written, and to fail, in `close`.
+            self._metrics = FileIO(self.path / METRICS, "a")
         except OSError as error:
-            raise cannot_write(self.path / "metrics.jsonl", error) from error
+            raise cannot_write(self.path / METRICS, error) from error
         self._lock()
         self._check_alone(config)
+        self.remove_leftovers()
         self.keep_config(config)
 
     def keep_config(self, config: RunConfig) -> None:
         """Say which run the directory belongs to, unless it says so already."""
-        if not (self.path / "config.json").exists():
-            write_whole(self.path / "config.json", config.to_json().encode())
+        if not (self.path / CONFIG).exists():
+            write_whole(self.path / CONFIG, config.to_json().encode())
 
     def _check_alone(self, config: RunConfig) -> None:
-        """Look again, now that no other process writes: one may have come and gone."""
+        """Look again, now that no other process writes: one may have come and gone.
+
+        What has finished and is damaged is put aside: the run is trained again.
+        """
         self.check(config)
-        if (self.path / "record.json").exists():
-            raise EinlinearError(
-                what=f"another process has just finished the run in {self.path}",
-                rule="a run that has finished is not trained again",
-                fix="give the same command again: it shows the record",
-            )
+        try:
+            record = self.read_record()
+        except DamagedError:
+            self._put_aside("unreadable")
+            return
+        if record is None:
+            return
+        try:
+            self.read_finished(config)
+        except DamagedError:
+            self.replaced = record if record.id == config.id else None
+            self._put_aside("unreadable" if self.replaced is None else "replaced")
+            return
+        raise EinlinearError(
+            what=f"another process has just finished the run in {self.path}",
+            rule="a run that has finished is not trained again",
+            fix="give the same command again: it shows the record",
+        )
+
+    def _put_aside(self, word: str) -> None:
+        """Give a record that cannot stay another name; nothing is lost."""
+        count = len(list(self.path.glob(f"{RECORD}.{word}-*")))
+        aside = self.path / f"{RECORD}.{word}-{count + 1}"
+        try:
+            (self.path / RECORD).replace(aside)
+        except OSError as error:
+            raise cannot_write(aside, error) from error
 
     def _lock(self) -> None:
         if fcntl is None:  # pragma: no cover
@@ -109,67 +186,151 @@ class RunDirectory:
             pass  # a file system without locks
 
     def close(self) -> None:
-        """Give the directory free."""
+        """Release the directory. Never raises: an error that is on its way says more."""
         if self._metrics is not None:
-            self._metrics.close()
+            with suppress(OSError):
+                self._metrics.close()
             self._metrics = None
 
     def append(self, values: Mapping[str, Any]) -> None:
         """One line of metrics."""
+        line = json.dumps(values).encode() + b"\n"
+        self._put(line)
+        self._lines += line
+
+    def metrics(self) -> str:
+        """All lines of metrics so far."""
+        return self._lines.decode()
+
+    def rewind(self, lines: str = "") -> bool:
+        """Go back to the metrics of a checkpoint; says whether the file had them as they were.
+
+        If not, they are written again. Lines after them are of steps that are done again.
+        """
         assert self._metrics is not None, "the directory is open"
+        self._lines = bytearray(lines.encode())
         try:
-            self._metrics.write(json.dumps(values).encode() + b"\n")
-            self._metrics.flush()
+            is_whole = (self.path / METRICS).read_bytes().startswith(self._lines)
+            self._metrics.truncate(len(self._lines) if is_whole else 0)
         except OSError as error:
-            raise cannot_write(self.path / "metrics.jsonl", error) from error
+            raise cannot_write(self.path / METRICS, error) from error
+        if not is_whole:
+            self._put(self._lines)
+        return is_whole
 
-    def metrics_position(self) -> int:
-        """The length of the metrics, which are on the disk when this returns."""
+    def _put(self, data: bytes | bytearray) -> None:
         assert self._metrics is not None, "the directory is open"
+        rest = memoryview(data)
         try:
-            os.fsync(self._metrics.fileno())
-            return self._metrics.tell()
+            while rest:  # a disk that is nearly full takes a part
+                rest = rest[self._metrics.write(rest) :]
         except OSError as error:
-            raise cannot_write(self.path / "metrics.jsonl", error) from error
+            raise cannot_write(self.path / METRICS, error) from error
 
-    def rewind(self, position: int) -> None:
-        """Forget the metrics after a position: those steps are done again."""
-        assert self._metrics is not None, "the directory is open"
-        try:
-            self._metrics.truncate(position)
-            self._metrics.seek(position)
-        except OSError as error:
-            raise cannot_write(self.path / "metrics.jsonl", error) from error
+    def write_record(self, record: RunRecord, model: str | None = None) -> None:
+        """The record, whole, after everything else; with the checksums of what is beside it.
 
-    def metrics_size(self) -> int:
-        """The length of the metrics, a line that was cut off included."""
-        path = self.path / "metrics.jsonl"
-        return path.stat().st_size if path.exists() else 0
+        Args:
+            record: of the run.
+            model: checksum of the file of weights; None if there is none.
+        """
+        seals = {} if model is None else {MODEL: model}
+        if self._metrics is not None:
+            try:
+                os.fsync(self._metrics.fileno())
+            except OSError as error:
+                raise cannot_write(self.path / METRICS, error) from error
+            seals[METRICS] = sha256(self._lines).hexdigest()
+        write_whole(self.path / RECORD, sealed({**record.as_dict(), "files": seals}))
 
-    def write_record(self, record: RunRecord) -> None:
-        """The record, whole, after everything else."""
-        write_whole(self.path / "record.json", json.dumps(record.as_dict(), indent=1).encode())
+    def remove_leftovers(self) -> None:
+        """Remove what processes that were killed have left half written."""
+        found = [path for pattern in _HALF_WRITTEN for path in self.path.glob(pattern)]
+        for path in self.checkpoints.glob("step-*.safetensors"):
+            if not path.with_suffix(".json").exists():
+                found.append(path)
+        _remove(found)
+
+    def remove_checkpoints(self) -> None:
+        """Remove all checkpoints, and what is half written, of a run that has ended."""
+        _remove(self.checkpoints.glob("step-*.json"))  # first what makes them checkpoints
+        _remove(self.checkpoints.glob("step-*"))
+        self.remove_leftovers()
+        with suppress(OSError):  # there is none, or it holds something else
+            self.checkpoints.rmdir()
 
 
 def read_record(path: str | Path) -> RunRecord:
     """The record of a finished run, from its directory or from its record.json."""
     path = Path(path)
-    path = path if path.suffix == ".json" else path / "record.json"
-    return RunRecord.from_dict(_read_json(path), str(path))
+    return _read_record(path if path.suffix == ".json" else path / RECORD)[0]
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """All whole lines of the metrics of a run, from its directory."""
-    whole, _, _ = (Path(path) / "metrics.jsonl").read_bytes().rpartition(b"\n")
-    return [parse_json(line) for line in whole.splitlines()]
+    """All whole lines of the metrics of a run, from its directory.
+
+    Those of a finished run are checked by their seal.
+    """
+    path = Path(path)
+    if (path / RECORD).exists():
+        _check_file(path, METRICS, _read_record(path / RECORD)[1])
+    whole, _, _ = (path / METRICS).read_bytes().rpartition(b"\n")
+    return [parse_object(line) for line in whole.splitlines()]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _check_file(path: Path, name: str, seals: Mapping[str, str]) -> None:
+    """Refuse a file of a finished run that is missing, or not as it was written."""
     try:
-        return parse_object(path.read_text(encoding="utf-8"))
+        if name in seals:
+            check_file(path / name, seals[name])
+        else:  # an old run
+            (path / name).stat()
     except (OSError, ValueError) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
-            rule="it is a file that a run has written",
-            fix="name the directory of a run; if the file is damaged, delete it and train again",
-        ) from error
+        raise damaged(path, f"cannot read {path / name}: {_reason(error)}") from error
+
+
+def _read_record(path: Path) -> tuple[RunRecord, dict[str, str]]:
+    """A record, and the checksums of the files beside it."""
+    try:
+        values = parse_object(path.read_text(encoding="utf-8"))
+        if values.get("schema") != 1 or SEAL in values:
+            unseal_(values)
+        seals = values.get("files", {})
+        return RunRecord.from_dict(values, str(path)), typed(dict[str, str], seals, "files")
+    except OSError as error:
+        raise _cannot_read(path, error, "name the directory of a run that has finished") from error
+    except NewerError:
+        raise
+    except EinlinearError as error:
+        raise damaged(path.parent, error.what) from error
+    except ValueError as error:
+        raise damaged(path.parent, f"cannot read {path}: {error}") from error
+
+
+def damaged(path: Path, what: str) -> DamagedError:
+    """What to raise where a file of a finished run is damaged."""
+    config, out = (shlex.quote(str(part)) for part in (path / CONFIG, path))
+    return DamagedError(
+        what=what,
+        rule="the files of a run that has finished are as the run has written them",
+        fix=f"train the run again: einlinear train --config {config} --out {out}",
+    )
+
+
+def _cannot_read(path: Path, error: Exception, fix: str) -> EinlinearError:
+    return EinlinearError(
+        what=f"cannot read {path}: {_reason(error)}",
+        rule="it is a file that a run has written",
+        fix=fix,
+    )
+
+
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Remove files, as far as that is possible."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -11,9 +11,10 @@ from torch import Tensor
 from einlinear.errors import EinlinearError
 from einlinear.models.gpt import GPT
 from einlinear.studies.build import make_model
-from einlinear.studies.checkpoint import load_checkpoint, read_tensors
+from einlinear.studies.checkpoint import load_checkpoint
 from einlinear.studies.config import RunConfig
-from einlinear.studies.directory import RunDirectory
+from einlinear.studies.directory import MODEL, RunDirectory, damaged
+from einlinear.studies.tensor_files import read_tensors
 from einlinear.studies.vocabulary import Vocabulary, open_vocabulary
 
 
@@ -61,10 +62,14 @@ def load_writer(path: str | Path) -> Writer:
 
 def _weights(directory: RunDirectory, config: RunConfig) -> tuple[int, dict[str, Tensor]]:
     """The step that weights are from, and the weights, averaged if they were."""
-    record = directory.read_record()
+    record = directory.read_finished(config)
     if record is not None:
-        return record.steps_done, read_tensors(directory.path / "model.safetensors")
-    checkpoint = load_checkpoint(directory.checkpoints, directory.metrics_size())
+        path = directory.path / MODEL
+        try:
+            return record.steps_done, read_tensors(path)
+        except (OSError, ValueError) as error:  # of an old run, which has no checksum
+            raise damaged(directory.path, f"cannot read {path}: {error}") from error
+    checkpoint = load_checkpoint(directory.checkpoints)
     if checkpoint is None:
         raise EinlinearError(
             what=f"the run in {directory.path} has no checkpoint yet",

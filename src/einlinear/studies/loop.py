@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from einlinear.errors import EinlinearError
+from einlinear.files import parse_object
 from einlinear.layers.measure import peak_memory
 from einlinear.layers.routing import Routed
 from einlinear.machine import machine_facts
@@ -18,18 +20,18 @@ from einlinear.studies.checkpoint import (
     Checkpoint,
     load_checkpoint,
     read_checkpoint,
-    remove_checkpoints,
     save_checkpoint,
-    write_tensors,
 )
 from einlinear.studies.config import RunConfig
-from einlinear.studies.directory import RunDirectory
+from einlinear.studies.directory import MODEL, RunDirectory
 from einlinear.studies.distributed import Place, from_first, mean
 from einlinear.studies.evaluate import Evaluator
 from einlinear.studies.plan_run import RunPlan
 from einlinear.studies.record import Point, RunRecord, Status
 from einlinear.studies.schedule import eval_steps, log_interval
+from einlinear.studies.signals import Deferred
 from einlinear.studies.state import State
+from einlinear.studies.tensor_files import write_tensors
 
 _FAR_ABOVE = 2.0  # times the loss at the start
 _LINES = 10  # of metrics, over which a loss that is so high must last; the first so many may be
@@ -92,6 +94,7 @@ class Run:
         mirrors: Sequence[Mirror],
     ) -> None:
         self.config, self.place, self.plan, self.directory = config, place, plan, directory
+        self.writes_to = directory if place.is_first else None
         self.state = State(config, plan.task, place, plan.model)
         rows = max(1, config.batch_size // config.accumulation)
         validation = plan.task.validation(config.eval_size, batch=rows)
@@ -110,10 +113,9 @@ class Run:
         """Make ready for the next step: the first, or the one after the last checkpoint."""
         self._measure()
         checkpoint = self._last_checkpoint()
-        writes = self.directory is not None and self.place.is_first
         if checkpoint is None:
-            if writes:
-                self.directory.rewind(0)  # type: ignore[union-attr]
+            if self.writes_to is not None:
+                self.writes_to.rewind()
             self._evaluate()
             return
         self._check_data(checkpoint)
@@ -121,15 +123,19 @@ class Run:
         self.evaluator.load_(checkpoint.tensors)
         values = checkpoint.values
         self.done = checkpoint.step
-        self.curve = [Point.from_dict(point) for point in values["curve"]]
+        self.curve = _points(values["metrics"])
         self.peak_bytes = values["peak_bytes"]
         self.watch.seconds = values["seconds"]
         self.state.data_seconds = values["data_seconds"]
         self._window_steps, self._mean = values["window_steps"], values["mean"]
         self._since_point = tuple(values["since_point"])
         self._since_check = tuple(values["since_check"])
-        if writes:
-            self.directory.rewind(values["metrics_position"])  # type: ignore[union-attr]
+        if self.writes_to is not None and not self.writes_to.rewind(values["metrics"]):
+            warnings.warn(
+                f"the metrics in {self.writes_to.path} were damaged; they are restored from the "
+                f"checkpoint of step {checkpoint.step}",
+                stacklevel=2,
+            )
 
     def _check_data(self, checkpoint: Checkpoint) -> None:
         if checkpoint.values["data"] != self.plan.task.fingerprint:
@@ -147,7 +153,7 @@ class Run:
         folder = self.directory.checkpoints
         found = None
         if self.place.is_first:
-            found = load_checkpoint(folder, self.directory.metrics_size())
+            found = load_checkpoint(folder)
         step = from_first(self.place, -1 if found is None else found.step)
         return found if self.place.is_first or step < 0 else read_checkpoint(folder, step)
 
@@ -175,23 +181,38 @@ class Run:
         interval = log_interval(config.steps)
         report = _Reporter(self, progress if self.place.is_first else None)
         has_diverged = False
-        while self.done < config.steps and not has_diverged:
-            self.watch.go()
-            self.state.step(self.done)
-            self.done += 1
-            self._window_steps += 1
-            is_point = self.done in points
-            if is_point or self.done % interval == 0:
-                self.watch.stop()
-                has_diverged = self._log()
-            if is_point or has_diverged:
-                self._evaluate()
-            if self._is_saved():
-                self.watch.stop()
-                self._save()
-            report()
-        is_result = not has_diverged and self.curve[-1].loss is not None
-        return self._finish("finished" if is_result else "diverged")
+        # Processes that end in different steps would wait for each other for ever.
+        with Deferred(self.directory is not None and self.place.count == 1) as signals:
+            while self.done < config.steps and not has_diverged:
+                self.watch.go()
+                self.state.step(self.done)
+                self.done += 1
+                self._window_steps += 1
+                is_point = self.done in points
+                if is_point or self.done % interval == 0:
+                    self.watch.stop()
+                    has_diverged = self._log()
+                if is_point or has_diverged:
+                    self._evaluate()
+                is_left = self.done < config.steps and not has_diverged
+                if self._is_saved() or (signals.is_asked and is_left):
+                    self.watch.stop()
+                    self._save()
+                report()
+                if signals.is_asked and is_left:
+                    self._stop(signals)
+            is_result = not has_diverged and self.curve[-1].loss is not None
+            return self._finish("finished" if is_result else "diverged")
+
+    def _stop(self, signals: Deferred) -> None:
+        """Let a signal end the run, which has a checkpoint of this step."""
+        assert self.directory is not None, "signals wait for a checkpoint only"
+        warnings.warn(
+            f"saved a checkpoint of step {self.done} of {self.config.steps} in "
+            f"{self.directory.path}; run the same command again to continue",
+            stacklevel=2,
+        )
+        signals.deliver()
 
     def last_loss(self) -> float:
         """The mean loss of the steps since the last line of metrics, or of those before it."""
@@ -246,8 +267,8 @@ class Run:
         self._write({"kind": "point", **asdict(point)})
 
     def _write(self, values: dict[str, Any]) -> None:
-        if self.directory is not None and self.place.is_first:
-            self.directory.append(values)
+        if self.writes_to is not None:
+            self.writes_to.append(values)
         names = _SHOWN[values["kind"]]
         numbers = {name: values[name] for name in names if values[name] is not None}
         for mirror in self._mirrors:
@@ -256,21 +277,20 @@ class Run:
     def _save(self) -> None:
         """A checkpoint; all processes take part, the first writes."""
         tensors = self.state.tensors() | self.evaluator.tensors()
-        if self.directory is None or not self.place.is_first:
+        if self.writes_to is None:
             return
         values = {
             "data": self.plan.task.fingerprint,
-            "metrics_position": self.directory.metrics_position(),
+            "metrics": self.writes_to.metrics(),
             "seconds": self.watch.seconds,
             "data_seconds": self.state.data_seconds,
-            "curve": [asdict(point) for point in self.curve],
             "peak_bytes": self.peak_bytes,
             "window_steps": self._window_steps,
             "mean": self._mean,
             "since_point": self._since_point,
             "since_check": self._since_check,
         }
-        save_checkpoint(self.directory.checkpoints, Checkpoint(self.done, tensors, values))
+        save_checkpoint(self.writes_to.checkpoints, Checkpoint(self.done, tensors, values))
 
     def _finish(self, status: Status) -> RunRecord:
         """The record, and the weights beside it."""
@@ -289,10 +309,10 @@ class Run:
             environment=machine_facts() | facts | {"data": task.fingerprint},
         )
         weights = self.state.weights()
-        if self.directory is not None and self.place.is_first:
-            write_tensors(self.directory.path / "model.safetensors", weights)
-            self.directory.write_record(record)
-            remove_checkpoints(self.directory.checkpoints)
+        if self.writes_to is not None:
+            seal = write_tensors(self.writes_to.path / MODEL, weights)
+            self.writes_to.write_record(record, seal)
+            self.writes_to.remove_checkpoints()
         return record
 
 
@@ -322,6 +342,12 @@ class _Reporter:
                 seconds_left=(run.config.steps - run.done) * seconds,
             )
         )
+
+
+def _points(metrics: str) -> list[Point]:
+    """The evaluations among lines of metrics."""
+    lines = [parse_object(line) for line in metrics.splitlines()]
+    return [Point.from_dict(line) for line in lines if line.pop("kind") == "point"]
 
 
 def _finite(value: float | None) -> float | None:

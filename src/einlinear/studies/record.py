@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.studies.config import RunConfig
+from einlinear.studies.fields import field_types, typed
 
-SCHEMA = 1
+SCHEMA = 2
+"""What records are written as: 2 has a seal, which 1 had not. Both are read."""
 
 Status = Literal["finished", "diverged"]
 
@@ -57,11 +59,9 @@ class Point:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Point:
-        """A point as `dataclasses.asdict` gives it, also by way of JSON."""
-        routing = tuple(
-            LayerRouting(**{**layer, "load": tuple(layer["load"])}) for layer in values["routing"]
-        )
-        return cls(**{**values, "routing": routing})
+        """A point as `dataclasses.asdict` gives it, by way of JSON, too; else a ValueError."""
+        point: Point = typed(cls, values, "a point")
+        return point
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,27 +158,48 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "a record") -> RunRecord:
-        """A record as `as_dict` gives it; what follows from other fields is not read."""
+        """A record as `as_dict` gives it; what follows from other fields is not read.
+
+        The types of all fields are checked. The seal is that of a file: `read_record` checks it.
+        """
         try:
-            if values["schema"] != SCHEMA:
-                raise ValueError(f"its schema is {values['schema']}, not {SCHEMA}")
-            if not values["curve"]:
+            _check_schema(values["schema"], source)
+            held = {
+                name: typed(hint, values[name], name)
+                for name, hint in field_types(cls).items()
+                if name != "config"
+            }
+            record = cls(config=RunConfig.from_dict(values["config"], source), **held)
+            if not record.curve:
                 raise ValueError("it has no points")
-            return cls(
-                config=RunConfig.from_dict(values["config"], source),
-                status=values["status"],
-                steps_done=values["steps_done"],
-                curve=tuple(Point.from_dict(point) for point in values["curve"]),
-                unit=values["unit"],
-                counts=Counts(**values["counts"]),
-                peak_bytes=values["peak_bytes"],
-                environment=values["environment"],
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if record.status == "finished" and record.final_loss is None:
+                raise ValueError("it has finished without a loss")
+            return record
+        except _WRONG as error:
             if isinstance(error, EinlinearError):
                 raise
+            missing = isinstance(error, KeyError)
             raise EinlinearError(
-                what=f"cannot read {source}: {error!r}",
+                what=f"cannot read {source}: {f'it lacks {error}' if missing else error}",
                 rule="a record is the record.json that a run has written",
-                fix="delete it, and the same command trains the run again",
+                fix="give the command of the run again, which trains it again",
             ) from error
+
+
+# A RecursionError is that of an error message: values may be nested as deeply as can be read.
+_WRONG = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, RecursionError)
+
+
+class NewerError(EinlinearError):
+    """A file was written by a later version of the package: it is not damaged."""
+
+
+def _check_schema(schema: object, source: str) -> None:
+    if type(schema) is not int or not 1 <= schema:
+        raise ValueError(f"its schema is {quote(schema)}, not {SCHEMA}")
+    if schema > SCHEMA:
+        raise NewerError(
+            what=f"cannot read {source}: its schema is {quote(schema)}, not {SCHEMA}",
+            rule="a record is read by the version of einlinear that wrote it, or by a later one",
+            fix="pip install --upgrade einlinear",
+        )

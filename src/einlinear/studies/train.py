@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,10 +10,9 @@ from pathlib import Path
 import torch
 
 from einlinear.errors import EinlinearError
-from einlinear.studies.checkpoint import remove_checkpoints
 from einlinear.studies.config import RunConfig
-from einlinear.studies.directory import RunDirectory
-from einlinear.studies.distributed import Place, check_share, joined, together
+from einlinear.studies.directory import DamagedError, RunDirectory, read_record
+from einlinear.studies.distributed import Place, check_share, from_first, joined, together
 from einlinear.studies.loop import Mirror, OnProgress, Run
 from einlinear.studies.plan_run import RunPlan, plan_run
 from einlinear.studies.record import RunRecord
@@ -33,7 +33,11 @@ def train(
     With `out` everything is kept there: config.json, metrics.jsonl, checkpoints while it trains,
     model.safetensors and record.json at the end. The same call again goes on from the last
     checkpoint, with the same numbers as if it had not been stopped, or gives the record of a run
-    that has finished. Under torchrun, or in a process group, all processes call this.
+    that has finished. If that is damaged, or its model is missing, the run is trained again.
+
+    Ctrl-C saves a checkpoint before it raises KeyboardInterrupt, and SIGTERM before it ends the
+    process; a second one stops at once. Under torchrun, or in a process group, all processes call
+    this; signals then end them at once.
 
     Args:
         config: what to train.
@@ -52,8 +56,9 @@ def train(
     with joined(config) as place:
         with together(place):
             record = None if directory is None else _finished(directory, config, place)
-        if record is not None:
-            return record
+        if directory is not None and from_first(place, record is not None):
+            with together(place):
+                return record or read_record(directory.path)
         try:
             with _own_randomness(config, place):
                 with together(place):
@@ -62,18 +67,39 @@ def train(
                 run.restore()
                 if on_start is not None and place.is_first:
                     on_start(plan, run.done)
-                return run.to_the_end(progress)
+                record = run.to_the_end(progress)
+            _compare(directory, record)
+            return record
         finally:
             if directory is not None:
                 directory.close()
 
 
 def _finished(directory: RunDirectory, config: RunConfig, place: Place) -> RunRecord | None:
+    """The record of a run that has finished and is whole, for the first process."""
     directory.check(config)
-    record = directory.read_record()
-    if record is not None and place.is_first:
-        remove_checkpoints(directory.checkpoints)  # it was killed right after it had ended
+    if not place.is_first:
+        return None
+    try:
+        record = directory.read_finished(config)
+    except DamagedError as error:
+        warnings.warn(f"{error.what}; training the run again", stacklevel=3)
+        return None
+    if record is not None:
+        directory.remove_checkpoints()  # it was killed right after it had ended
     return record
+
+
+def _compare(directory: RunDirectory | None, record: RunRecord) -> None:
+    """Say if a run that was trained again, because its model was lost, is not what it was."""
+    old = None if directory is None else directory.replaced
+    if old is not None and [p.loss for p in old.curve] != [p.loss for p in record.curve]:
+        warnings.warn(
+            f"the losses are not those of the first time, which are in record.json.replaced-*: "
+            f"{old.final_loss} then, {record.final_loss} now; another machine, version or number "
+            "of threads rounds otherwise",
+            stacklevel=3,
+        )
 
 
 def _prepared(config: RunConfig, place: Place, directory: RunDirectory | None) -> RunPlan:

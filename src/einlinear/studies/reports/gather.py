@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from time import time
 from typing import Any, get_args
 
 from einlinear.errors import EinlinearError
+from einlinear.files import parse_object
 from einlinear.structures.taxonomy import Taxonomy, taxonomy
 from einlinear.structures.text import parse
 from einlinear.studies.config import RunConfig
@@ -252,7 +252,7 @@ def _last_failure(folder: Path) -> str | None:
     """The error of the last attempt that failed; None if none did."""
     try:
         lines = (folder / "failures.jsonl").read_text(encoding="utf-8").splitlines()
-        return str(json.loads(lines[-1]).get("error", "")) if lines else None
+        return str(parse_object(lines[-1]).get("error", "")) if lines else None
     except FileNotFoundError:
         return None
     except _BROKEN:

@@ -15,7 +15,7 @@ import torch
 
 from einlinear.errors import EinlinearError, cannot_write
 from einlinear.studies.config import RunConfig
-from einlinear.studies.directory import BusyError, RunDirectory, read_record
+from einlinear.studies.directory import BusyError, RunDirectory
 from einlinear.studies.loop import TrainProgress
 from einlinear.studies.sweeps.claims import Claim, Sight, Watch, take
 from einlinear.studies.sweeps.job import LOG, Job, Outcome, finished, keep_failure
@@ -60,23 +60,6 @@ def run_job(job: Job, *, is_alone: bool = True) -> Outcome:
         return Outcome(job.id, "error", _told(error))
 
 
-def _put_aside(directory: Path) -> None:
-    """Move a record that is damaged out of the way; the run is trained again."""
-    try:
-        read_record(directory)
-    except EinlinearError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return
-        if isinstance(error.__cause__, OSError):
-            raise  # it may be whole
-    count = len(list(directory.glob("record.json.unreadable-*")))
-    aside = directory / f"record.json.unreadable-{count + 1}"
-    try:
-        (directory / "record.json").replace(aside)
-    except OSError as error:
-        raise cannot_write(aside, error) from error
-
-
 def _train(job: Job, claim: Claim, is_alone: bool) -> None:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
@@ -96,7 +79,6 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
             place = RunDirectory(job.directory)
             place.check(config)
             place.keep_config(config)  # or a run that fails before its first step has no name
-            _put_aside(job.directory)
             train(config, job.directory, report)
         except (_LostClaimError, BusyError):
             raise

@@ -1,0 +1,117 @@
+"""Finished runs whose files are damaged: noticed wherever they are read, and trained again."""
+
+import json
+import shutil
+
+import pytest
+
+from einlinear import EinlinearError, RunRecord, read_record, train
+from einlinear.studies.directory import DamagedError, RunDirectory
+from einlinear.studies.load import load_writer
+from runs import numbers, tiny, without_clock
+from test_cli import run
+
+CONFIG = tiny(steps=6, eval_points=2)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a run that has finished."""
+    out = tmp_path_factory.mktemp("finished")
+    train(CONFIG, out)
+    return out
+
+
+@pytest.fixture
+def out(tmp_path, finished):
+    """A copy of it."""
+    shutil.copytree(finished, tmp_path / "a run")
+    return tmp_path / "a run"
+
+
+def flip(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+MODEL_DAMAGE = {
+    "flipped": (lambda path: flip(path, -100), "the checksum of model.safetensors is wrong"),
+    "header": (lambda path: flip(path, 20), "the checksum of model.safetensors is wrong"),
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "checksum"),
+    "gone": (lambda path: path.unlink(), "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("damage", MODEL_DAMAGE)
+def test_a_damaged_model_is_not_used_and_trained_again(capsys, out, finished, damage):
+    act, words = MODEL_DAMAGE[damage]
+    before = (out / "record.json").read_bytes()
+    act(out / "model.safetensors")
+    assert read_record(out) == read_record(finished)  # the record itself is whole
+    with pytest.raises(DamagedError, match=words):
+        load_writer(out)
+    code, printed, err = run(capsys, "sample", str(out))
+    assert (code, printed) == (2, "")
+    assert err.count("\n") == 3
+    fix = f"einlinear train --config '{out}/config.json' --out '{out}'"
+    assert fix in err
+    code, printed, err = run(capsys, "train", "--config", f"{out}/config.json", "--out", str(out))
+    assert code == 0, err
+    assert f"note: cannot read {out}/model.safetensors: " in err
+    assert "training the run again" in err
+    assert "the losses are not" not in err
+    for name in ("model.safetensors", "config.json"):
+        assert (out / name).read_bytes() == (finished / name).read_bytes()
+    assert numbers(out) == numbers(finished)
+    assert without_clock(read_record(out)) == without_clock(read_record(finished))
+    assert (out / "record.json.replaced-1").read_bytes() == before
+    assert load_writer(out).step == 6
+
+
+def test_a_damaged_record_is_put_aside(out, finished):
+    flip(out / "record.json", 700)
+    data = (out / "record.json").read_bytes()
+    with pytest.raises(DamagedError, match=r"record.json"):
+        load_writer(out)
+    with pytest.warns(UserWarning, match=r"cannot read .*record\.json: .*; training the run again"):
+        record = train(CONFIG, out)
+    assert without_clock(record) == without_clock(read_record(finished))
+    assert (out / "record.json.unreadable-1").read_bytes() == data
+
+
+def test_a_run_that_comes_out_otherwise_says_so(out):
+    values = read_record(out).as_dict()
+    values["curve"][-1]["loss"] = 9.75
+    RunDirectory(out).write_record(RunRecord.from_dict(values), "0" * 64)
+    with (
+        pytest.warns(UserWarning, match="training the run again"),
+        pytest.warns(UserWarning, match=r"record.json.replaced-\*: 9.75 then, \d\.\d+ now"),
+    ):
+        train(CONFIG, out)
+
+
+def test_damaged_metrics_of_a_finished_run_are_told(out, finished):
+    flip(out / "metrics.jsonl", 30)
+    with pytest.warns(
+        UserWarning, match=r"the checksum of metrics.jsonl is wrong.*record is whole"
+    ):
+        assert train(CONFIG, out) == read_record(finished)
+
+
+def test_a_record_that_cannot_be_reached_is_left_alone(out):
+    (out / "record.json").unlink()
+    (out / "record.json").mkdir()
+    with pytest.raises(EinlinearError, match="cannot read"):
+        train(CONFIG, out)
+    assert (out / "record.json").is_dir()
+
+
+def test_an_old_run_without_checksums(out):
+    values = read_record(out).as_dict() | {"schema": 1}
+    (out / "record.json").write_text(json.dumps(values), encoding="utf-8")
+    assert load_writer(out).step == 6
+    assert train(CONFIG, out) == read_record(out)
+    (out / "model.safetensors").write_bytes(b"?")
+    with pytest.raises(DamagedError, match=r"cannot read .*model.safetensors"):
+        load_writer(out)
