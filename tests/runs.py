@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -138,3 +139,25 @@ def signalled(said, signals, target, *arguments):
     process.start()
     process.join(120)
     return process.exitcode, Path(said).read_text(encoding="utf-8")
+
+
+def call_with_little_room(size, said, answer, target, *arguments):
+    """Call a function in a process whose files cannot grow beyond a size, as on a full disk."""
+    with open(said, "wb") as file:
+        os.dup2(file.fileno(), 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    answer.send(target(*arguments))
+
+
+def with_little_room(said, size, target, *arguments):
+    """The exit code of a process whose files cannot grow; what it has said; what was returned."""
+    mine, its = context.Pipe()
+    process = context.Process(
+        target=call_with_little_room, args=(size, str(said), its, target, *arguments)
+    )
+    process.start()
+    its.close()
+    process.join(120)
+    returned = mine.recv() if process.exitcode == 0 else None
+    mine.close()
+    return process.exitcode, Path(said).read_text(encoding="utf-8"), returned
