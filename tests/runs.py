@@ -6,6 +6,9 @@ import os
 import resource
 import signal
 from pathlib import Path
+from threading import Thread
+
+import torch
 
 from einlinear.files import write_whole
 from einlinear.studies import checkpoint, directory, loop, tensor_files
@@ -87,6 +90,20 @@ MOMENTS = {
     "before the record": (directory.RunDirectory, "write_record", lambda *_: die()),
     "after the record": (directory.RunDirectory, "remove_checkpoints", lambda *_: die()),
 }
+
+
+def save_and_be_killed(folder):
+    """Save a checkpoint of 40 MB, and be killed as soon as there is a file."""
+
+    def watch():
+        while not any(folder.iterdir()):
+            pass
+        die()
+
+    folder.mkdir(parents=True)
+    Thread(target=watch).start()
+    tensors = {"a": torch.zeros(10**7)}
+    checkpoint.save_checkpoint(folder, checkpoint.Checkpoint(5, tensors, {}))
 
 
 def train_until(config, out, moment, calls):

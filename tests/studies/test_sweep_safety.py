@@ -175,6 +175,9 @@ def test_records_that_cannot_be_read(tmp_path, reference):
         path.write_bytes(data)
     shutil.rmtree(paths[6].parent)
     shutil.copytree(paths[7].parent, paths[6].parent)  # all of another run
+    left = paths[8].parent / "checkpoints" / "step-000000020.safetensors"
+    left.parent.mkdir()
+    left.write_bytes(b"of a process that was killed right after the record")
     untouched = {path: stamp for path, stamp in stamps(out).items() if path in paths[5:]}
     code, printed = swept(study, out, *TWO)
     assert code == 1
@@ -184,6 +187,7 @@ def test_records_that_cannot_be_read(tmp_path, reference):
         assert path.with_name("record.json.unreadable-1").read_bytes() == data
     now = stamps(out)
     assert {path: now[path] for path in untouched} == untouched
+    assert not left.parent.exists()
     shutil.rmtree(paths[6].parent)
     assert swept(study, out, *ONE)[0] == 0
     assert_same(out, whole)

@@ -1,6 +1,7 @@
 """Runs that are stopped at any moment go on as if they had not been."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ from einlinear.studies.directory import RunDirectory, read_record
 from einlinear.studies.load import load_writer
 from einlinear.studies.schedule import log_interval
 from einlinear.studies.train import train
-from runs import killed, numbers, tiny, without_clock
+from forked import context
+from runs import killed, numbers, save_and_be_killed, tiny, without_clock
 from train_processes import train_and_stop
 
 PLAIN = {"structure": "btt"}
@@ -188,6 +190,20 @@ def test_a_killed_save_leaves_nothing_behind(tmp_path, whole_run):
         assert not list(tmp_path.rglob(".tmp*"))
     train(config, tmp_path)
     assert_same(tmp_path, whole_run[0])
+
+
+def test_a_save_that_is_killed_from_outside_leaves_nothing_behind(tmp_path):
+    directory = RunDirectory(tmp_path)
+    process = context.Process(target=save_and_be_killed, args=(directory.checkpoints,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert [path.name for path in directory.checkpoints.iterdir()] == [
+        "step-000000005.safetensors.part"
+    ]
+    directory.open(tiny())
+    directory.close()
+    assert not list(directory.checkpoints.iterdir())
 
 
 def test_all_files_of_a_run_can_be_shared(tmp_path):

@@ -10,10 +10,11 @@ from typing import Any
 
 from einlinear.errors import EinlinearError
 from einlinear.files import write_whole
+from einlinear.studies.directory import RunDirectory, is_locked
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.driver import Driver
 from einlinear.studies.sweeps.executor import Executor
-from einlinear.studies.sweeps.job import STUDIES, Job, all_finished
+from einlinear.studies.sweeps.job import RUNS, STUDIES, Job, all_finished
 from einlinear.studies.sweeps.local import LocalExecutor
 from einlinear.studies.sweeps.placing import ExecutorName, Placing, opened, place
 from einlinear.studies.sweeps.plan import PlannedRun, PlanRequest, makespan
@@ -167,11 +168,20 @@ def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> S
         for run in plan.runs
     ]
     records, failures = Driver(jobs, executor, on_progress, plan.records).to_the_end()
+    for name in records:
+        _remove_checkpoints(plan.out / RUNS / name)
     return SweepResult(
         plan=plan,
         records=tuple(records[run.id] for run in plan.runs if run.id in records),
         failures=tuple(failures[run.id] for run in plan.runs if run.id in failures),
     )
+
+
+def _remove_checkpoints(path: Path) -> None:
+    """Remove what a process that was killed right after it had written a record has left."""
+    directory = RunDirectory(path)
+    if directory.checkpoints.exists() and not is_locked(path):
+        directory.remove_checkpoints()
 
 
 def _plan_apart(request: PlanRequest) -> tuple[PlannedRun, ...]:
