@@ -119,7 +119,8 @@ def train(
 ) -> None:
     """Train a model: prints what the run will be, then its curve.
 
-    What is not given follows from task and preset. The same command again goes on where it stopped.
+    What is not given follows from task and preset. Ctrl-C saves a checkpoint; the same command
+    again goes on where it stopped.
     On many devices: torchrun --nproc-per-node N -m einlinear train ...
 
     Args:

@@ -112,6 +112,17 @@ def test_a_damaged_record_is_named_and_the_rest_is_shown(tmp_path, damage):
     assert {run.id: run.state for run in gathered.runs} == {good.id: "finished", bad.id: "running"}
 
 
+def test_failures_that_cannot_be_read(tmp_path):
+    folder = write_unfinished(tmp_path)
+    for line in ("[" * 10**5, "{", "[]"):
+        (folder / "failures.jsonl").write_text(line, encoding="utf-8")
+        (run,) = gather(tmp_path).runs
+        assert (run.state, run.message) == (
+            "failed",
+            "an attempt failed; failures.jsonl cannot be read",
+        )
+
+
 def test_nothing_to_report(tmp_path):
     with pytest.raises(el.EinlinearError, match="no runs in"):
         gather(tmp_path)
