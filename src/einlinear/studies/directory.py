@@ -210,7 +210,8 @@ class RunDirectory:
         assert self._metrics is not None, "the directory is open"
         self._lines = bytearray(lines.encode())
         try:
-            is_whole = (self.path / METRICS).read_bytes().startswith(self._lines)
+            with (self.path / METRICS).open("rb") as file:  # which may be much longer, by damage
+                is_whole = file.read(len(self._lines)) == self._lines
             self._metrics.truncate(len(self._lines) if is_whole else 0)
         except OSError as error:
             raise cannot_write(self.path / METRICS, error) from error
