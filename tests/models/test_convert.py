@@ -341,7 +341,7 @@ def test_device_dtype_flags_and_bias_are_kept():
     )
     model["a"].weight.requires_grad_(False)
     model["b"].bias.requires_grad_(False)
-    el.convert_(model, el.btt(), weight_norm=False)
+    el.convert_(model, el.btt(), init="fresh", weight_norm=False)
     a, b = model["a"], model["b"]
     assert (a.bias, a.A.dtype, a.A.requires_grad, a.training) == (None, torch.bfloat16, False, True)
     assert (b.A.device.type, b.A.requires_grad, b.training) == ("meta", True, False)
@@ -685,15 +685,91 @@ def test_the_table():
 
 
 TABLE = """
-layer            in -> out  structure                           parameters        FLOPs per token  padding
-----------------------------------------------------------------------------------------------------------
-layers.{0..1,3}  64 -> 64   XA^1/2 XAB^1/2 YB^1/2 YAB^1/2       4,160 -> 1,088    8,192 -> 2,048   none
-layers.4         13 -> 64   XA^1/2 XAB^1/2 YB^1/2 YAB^1/2       896 -> 376        1,664 -> 624     in +2
-layers.5         64 -> 7    XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:2  455 -> 535        896 -> 1,056     out +2
-a = b            64 -> 64   XA^1/2 XAB^1/2 YB^1/2 YAB^1/2       4,160 -> 1,088    8,192 -> 2,048   none
-----------------------------------------------------------------------------------------------------------
-6 layers                                                        17,991 -> 5,263   35,328 -> 9,872
-whole model                                                     22,736 -> 10,008
+layer              in -> out  parameters        FLOPs per token  notes
+------------------------------------------------------------------------------
+btt()
+  layers.{0..1,3}  64 -> 64   4,160 -> 1,088    8,192 -> 2,048
+  layers.4         13 -> 64   896 -> 376        1,664 -> 624     in +2
+  a = b            64 -> 64   4,160 -> 1,088    8,192 -> 2,048
+btt(rank=2)
+  layers.5         64 -> 7    455 -> 535        896 -> 1,056     grows, out +2
+------------------------------------------------------------------------------
+6 layers                      18.0 k -> 5,263   35.3 k -> 9,872
+whole model                   22.7 k -> 10.0 k
 left alone: layers.2 (its rule is None)
 left alone: head (output head)
-"""  # noqa: E501
+weights: drawn anew, biases 0
+6 layers replaced: 3.6 x fewer FLOPs, 3.4 x fewer parameters; 1 layer grows
+"""
+
+
+class Long(nn.Module):
+    """A model with the long names of Hugging Face, and parameters outside linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        attention = {f"{name}_proj": nn.Linear(4096, 4096, device="meta") for name in "qo"}
+        inner = nn.ModuleDict({"encoder_decoder_attention": nn.ModuleDict(attention)})
+        self.pretrained_decoder_model = nn.ModuleDict({"layers": nn.ModuleList([inner])})
+        self.experts = nn.Parameter(torch.empty(8, 4096, 1024, device="meta"))
+        self.norms = nn.ModuleList(nn.LayerNorm(64, device="meta") for _ in range(2))
+        self.head = nn.Linear(4096, 64, device="meta")
+
+
+def test_a_table_of_long_names_fits():
+    edges = "XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:4096"
+    lines = str(el.plan_conversion(Long(), {"*.q_proj": edges, "*": "btt(rank=4)"})).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines == LONG_TABLE.strip().splitlines()
+
+
+LONG_TABLE = """
+layer        in -> out     parameters        FLOPs per token   notes
+--------------------------------------------------------------------
+XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:4096
+  pretrained_decoder_model.layers.0.encoder_decoder_attention
+    q_proj   4096 -> 4096  16.8 M -> 2.15 G  33.6 M -> 4.29 G  grows
+btt(rank=4)
+  pretrained_decoder_model.layers.0.encoder_decoder_attention
+    o_proj   4096 -> 4096  16.8 M -> 2.10 M  33.6 M -> 4.19 M
+--------------------------------------------------------------------
+2 layers                   33.6 M -> 2.15 G  67.1 M -> 4.30 G
+whole model                67.4 M -> 2.18 G
+left alone: head (output head)
+left alone: the model itself (Long, not a linear layer: 50 % of all parameters)
+left alone: the rest (LayerNorm: 0.0 % of all parameters)
+weights: drawn anew, biases 0
+2 layers replaced: 64.1 x more FLOPs, 64.0 x more parameters; 1 layer grows
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "shown"),
+    [
+        (" BTT( rank = 2 )", "BTT( rank = 2 )"),
+        ("theta(1/2,0,1/2,0,1/2,1/2,0)", "theta(1/2,0,1/2,0,1/2,1/2,0)"),
+        (el.btt(rank=2), "btt(rank=2)"),
+        (el.low_rank(rank_exponent="1/3"), "low_rank(rank_exponent=1/3)"),
+        (el.kronecker(num_factors=3), "kronecker(num_factors=3)"),
+        (el.heads(4, "btt(rank=2)", side="output"), "heads(4, btt(rank=2), side=output)"),
+        (el.moe("low_rank", 4), "moe(low_rank(), num_experts=4, num_active=2)"),
+        (el.parse("XA:4 XAB^1 YB^1/2 YAB^1/2"), "XA:4 XAB^1 YB^1/2 YAB^1/2"),
+    ],
+)
+def test_structures_are_shown_as_they_were_typed(rule, shown):
+    report = el.plan_conversion(mlp(64, 64, 10), rule)
+    assert str(report).splitlines()[2] == shown
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("dense", "as many FLOPs, as many parameters"),
+        ("low_rank(rank=31)", "about as many FLOPs, about as many parameters"),
+        ("low_rank(rank=64)", "2.0 x more FLOPs, 2.0 x more parameters; 1 layer grows"),
+        ("low_rank(rank=1)", "32.0 x fewer FLOPs, 21.7 x fewer parameters"),
+    ],
+)
+def test_a_table_ends_in_one_sentence(rule, words):
+    report = el.convert_(mlp(64, 64, 10), rule)
+    assert str(report).splitlines()[-1] == f"1 layer replaced: {words}"

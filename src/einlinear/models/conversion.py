@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from einlinear.models.conversion_table import change, percent, ratio, table, wrapped
+from einlinear.structures.named import call_of
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.structure import Structure
+
+_FEW = 6  # how many kinds of parameters outside linear layers have a line of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +19,7 @@ class Swap:
 
     Parameters include the bias, which is kept. Multiply-adds are per token, without the bias. With
     experts, 0 standing for none, parameters are those of all, multiply-adds those of the active
-    ones, and both include the gate.
+    ones, and both include the gate. `typed` is the structure as the user wrote it.
     """
 
     names: tuple[str, ...]
@@ -25,11 +29,17 @@ class Swap:
     structure: Structure
     num_experts: int = 0
     num_active: int = 1
+    typed: str = ""
 
     @property
     def name(self) -> str:
         """The first of its names."""
         return self.names[0]
+
+    @property
+    def shown(self) -> str:
+        """The structure as it was typed, or as it could have been."""
+        return self.typed or call_of(self.structure)
 
     @property
     def plan(self) -> Plan:
@@ -58,6 +68,11 @@ class Swap:
         return self.num_active * self.plan.macs + self._gate
 
     @property
+    def grows(self) -> bool:
+        """Whether the structured layer has more parameters or FLOPs than the dense one."""
+        return self.params_after > self.params_before or self.macs_after > self.macs_before
+
+    @property
     def _gate(self) -> int:
         return self.num_experts * self.d_in
 
@@ -76,15 +91,40 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Unseen:
+    """A module with parameters that is no linear layer, so that no rule applies to it."""
+
+    name: str
+    kind: str
+    params: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """One layer that is replaced although its weights look trained, and why they do."""
+
+    names: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Conversion:
     """What is replaced in a model, what is left alone, and the parameters of the whole model.
 
     str(conversion) is a table; layers that differ only in one number of their name share a line.
+
+    swaps: the layers that are replaced. Their new weights are drawn at random.
+    left: the linear layers that stay as they are.
+    unseen: the other modules with parameters, such as embeddings and fused experts.
+    lost: those of the replaced layers whose weights look trained; convert_ asks before it
+        replaces them.
     """
 
     swaps: tuple[Swap, ...]
     left: tuple[Left, ...]
     model_params_before: int
+    unseen: tuple[Unseen, ...] = ()
+    lost: tuple[Lost, ...] = ()
 
     @property
     def params_before(self) -> int:
@@ -111,20 +151,47 @@ class Conversion:
         """Parameters of the whole model, after."""
         return self.model_params_before - self.params_before + self.params_after
 
+    @property
+    def summary(self) -> str:
+        """One sentence: "14 layers replaced: 3.1 x fewer FLOPs, 2.8 x fewer parameters"."""
+        flops = ratio(self.macs_before, self.macs_after, "FLOPs")
+        params = ratio(self.params_before, self.params_after, "parameters")
+        growing = sum(swap.grows for swap in self.swaps)
+        grows = f"; {_layers(growing)} grow{'s' * (growing == 1)}" if growing else ""
+        return f"{_layers(len(self.swaps))} replaced: {flops}, {params}{grows}"
+
     def __str__(self) -> str:
-        header = ("layer", "in -> out", "structure", "parameters", "FLOPs per token", "padding")
-        lines = grouped((swap.names, _facts(swap)) for swap in self.swaps)
-        many = f"{len(self.swaps)} layer{'s' * (len(self.swaps) != 1)}"
-        counts = (
-            _change(self.params_before, self.params_after),
-            _change(2 * self.macs_before, 2 * self.macs_after),
+        notes = [line for note in [*self._notes(), self.summary] for line in wrapped(note)]
+        return "\n".join([*self._table(), *notes])
+
+    def _table(self) -> list[str]:
+        """The replaced layers under their structures."""
+        sections = {
+            shown: grouped((swap.names, _facts(swap)) for swap in self.swaps if swap.shown == shown)
+            for shown in dict.fromkeys(swap.shown for swap in self.swaps)
+        }
+        params = change(self.params_before, self.params_after)
+        flops = change(2 * self.macs_before, 2 * self.macs_after)
+        model = change(self.model_params_before, self.model_params_after)
+        has_notes = any(facts[-1] for rows in sections.values() for _, facts in rows)
+        return table(
+            ("in -> out", "parameters", "FLOPs per token", "notes" * has_notes),
+            sections,
+            [
+                (_layers(len(self.swaps)), ("", params, flops, "")),
+                ("whole model", ("", model, "", "")),
+            ],
         )
-        model = _change(self.model_params_before, self.model_params_after)
-        rows = [(name, *facts) for name, facts in lines]
-        rows += [(many, "", "", *counts, ""), ("whole model", "", "", model, "", "")]
-        text = _table(header, rows, num_totals=2)
+
+    def _notes(self) -> list[str]:
+        """What is left alone, and what happens to the weights."""
         left = grouped((left.names, (left.reason,)) for left in self.left)
-        return "\n".join([text, *(f"left alone: {name} ({reason})" for name, (reason,) in left)])
+        notes = [f"left alone: {name} ({reason})" for name, (reason,) in left]
+        notes += _shares(self.unseen, self.model_params_before)
+        notes.append("weights: drawn anew, biases 0")
+        lost = grouped((lost.names, (lost.reason,)) for lost in self.lost)
+        notes += [f"trained weights that are lost: {name} ({reason})" for name, (reason,) in lost]
+        return notes
 
 
 def grouped(
@@ -162,30 +229,38 @@ def _runs(numbers: list[int]) -> str:
     return text if len(numbers) < 2 else f"{{{text}}}"
 
 
+def _layers(number: int) -> str:
+    return f"{number} layer{'s' * (number != 1)}"
+
+
 def _facts(swap: Swap) -> tuple[str, ...]:
-    d_in, d_out = swap.padding
-    experts = f"{swap.num_experts} experts, {swap.num_active} active: " * bool(swap.num_experts)
-    padding = " ".join(f"{side} +{n}" for side, n in (("in", d_in), ("out", d_out)) if n)
+    padding = [f"{side} +{n}" for side, n in zip(("in", "out"), swap.padding, strict=True) if n]
     return (
         f"{swap.d_in} -> {swap.d_out}",
-        f"{experts}{swap.structure}",
-        _change(swap.params_before, swap.params_after),
-        _change(2 * swap.macs_before, 2 * swap.macs_after),
-        padding or "none",
+        change(swap.params_before, swap.params_after),
+        change(2 * swap.macs_before, 2 * swap.macs_after),
+        ", ".join(["grows"] * swap.grows + padding),
     )
 
 
-def _change(before: int, after: int) -> str:
-    return f"{before:,} -> {after:,}"
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], num_totals: int) -> str:
-    """Aligned columns, a line under the header and one above the totals."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-
-    def line(row: tuple[str, ...]) -> str:
-        return "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
-
-    body = [line(row) for row in rows]
-    return "\n".join([line(header), rule, *body[:-num_totals], rule, *body[-num_totals:]])
+def _shares(unseen: Sequence[Unseen], total: int) -> list[str]:
+    """Which share of all parameters is in modules that are no linear layers, large ones first."""
+    kinds: dict[tuple[str, str], list[Unseen]] = {}
+    for module in unseen:
+        place = ".".join("#" if part.isdecimal() else part for part in module.name.split("."))
+        kinds.setdefault((place, module.kind), []).append(module)
+    sums = [(sum(module.params for module in group), group) for group in kinds.values()]
+    sums.sort(key=lambda item: -item[0])
+    is_large = [i < _FEW and 100 * params >= total for i, (params, _) in enumerate(sums)]
+    shown = [item for item, flag in zip(sums, is_large, strict=True) if flag]
+    rest = [item for item, flag in zip(sums, is_large, strict=True) if not flag]
+    lines = []
+    for params, group in shown:
+        names = ", ".join(name for name, _ in grouped(((m.name,), ()) for m in group))
+        share = f"{percent(params, total)} of all parameters"
+        lines.append(f"left alone: {names} ({group[0].kind}, not a linear layer: {share})")
+    if rest:
+        what = ", ".join(dict.fromkeys(group[0].kind for _, group in rest))
+        share = percent(sum(params for params, _ in rest), total)
+        lines.append(f"left alone: the rest ({what}: {share} of all parameters)")
+    return lines

@@ -10,15 +10,18 @@ from typing import NoReturn
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe import MoELinear
+from einlinear.layers.routing import Routed
 from einlinear.models.attention import ProjectedAttention
-from einlinear.models.conversion import Conversion, Left, Swap, grouped
+from einlinear.models.conversion import Conversion, Left, Lost, Swap, Unseen, grouped
 from einlinear.models.experts import Experts
 from einlinear.models.heads import Heads
-from einlinear.models.rules import Rules, choose, listed, read_rules
+from einlinear.models.obstacles import ADAPTER
+from einlinear.models.rules import Choice, Rules, choose, listed, read_rules
 from einlinear.models.sites import Site, find_sites, output_heads, structured_names
+from einlinear.models.trained import checkpoints, why_trained
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 
@@ -30,14 +33,15 @@ def convert_(
     rules: Rules,
     *,
     where: Where | None = None,
-    init: str = "fresh",
+    init: str | None = None,
     weight_norm: bool = True,
 ) -> Conversion:
     """Replace linear layers of a model by structured ones, in place; says what was done.
 
-    Device, dtype, training flag, requires_grad and whether there is a bias are kept. If anything
-    stands against a replacement, nothing is changed. Make the optimizer afterwards: parameters are
-    new.
+    The new layers start with random weights: what the old ones had learned is lost. So a layer
+    whose weights look trained is refused unless init="fresh" is given. Device, dtype, training
+    flag, requires_grad and whether there is a bias are kept. If anything speaks against a
+    replacement, nothing is changed. Make the optimizer afterwards: parameters are new.
 
     Args:
         model: any module that holds linear layers: nn.Linear, the Conv1D of Hugging Face,
@@ -48,19 +52,27 @@ def convert_(
             el.moe(...), or None to leave the layer alone. Only a pattern for it alone replaces an
             output head.
         where: a further condition on the layer (or the attention that holds it) and its name.
-        init: "fresh" draws new weights, biases 0.
+        init: where the new weights come from. "fresh" draws them at random, biases 0, whatever the
+            old ones were. None, the default, does the same but raises an error if a layer would be
+            replaced whose weights Hugging Face loaded from a checkpoint, or which is frozen.
         weight_norm: whether the new layers normalise their factors.
     """
+    _check_init(init)
     conversion = plan_conversion(model, rules, where=where)
-    apply_swaps_(model, conversion.swaps, init=init, weight_norm=weight_norm)
+    if conversion.lost and init is None:
+        _refuse_to_lose(conversion.lost)
+    apply_swaps_(model, conversion.swaps, weight_norm=weight_norm)
     return conversion
 
 
 def plan_conversion(model: nn.Module, rules: Rules, *, where: Where | None = None) -> Conversion:
-    """What convert_ would do to the model, which stays as it is."""
+    """What convert_ would do to the model, which stays as it is.
+
+    Trained weights that would be lost are named in the table; convert_ asks before it does that.
+    """
     if not isinstance(model, nn.Module):
         raise EinlinearError(
-            what=f"the model is given as {model!r:.80}",
+            what=f"the model is given as {quote(model)}",
             rule="a model is an nn.Module",
             fix="give the model first, then the rules: el.convert_(model, el.btt())",
         )
@@ -73,25 +85,29 @@ def plan_conversion(model: nn.Module, rules: Rules, *, where: Where | None = Non
         output_heads(model, sites),
         others=structured,
     )
+    loaded = checkpoints(model)
     swaps: list[Swap] = []
     left: list[Left] = []
+    lost: list[Lost] = []
     blocked: list[Site] = []
     for site in sites:
-        rule, reason = chosen[site.name]
-        if where is not None and rule is not None and not where(site.module, site.name):
-            rule, reason = None, "where says no"
-        if rule is None:
-            left.append(Left(site.names, reason))
+        choice = chosen[site.name]
+        if where is not None and choice.rule is not None and not where(site.module, site.name):
+            choice = Choice(None, reason="where says no")
+        if choice.rule is None:
+            left.append(Left(site.names, choice.reason))
         elif site.obstacle:
             blocked.append(site)
         else:
-            swaps.append(_swap(model, site, rule))
+            swaps.append(replace(_swap(model, site, choice.rule), typed=choice.typed))
+            if reason := why_trained(site.weight, loaded):
+                lost.append(Lost(site.names, reason))
     _check_blocked(blocked)
     left += [Left(names, "structured already") for names in structured]
     if not swaps:
         _refuse_nothing_to_do(left)
     params = sum(0 if is_lazy(p) else p.numel() for p in model.parameters())
-    return Conversion(tuple(swaps), tuple(left), params)
+    return Conversion(tuple(swaps), tuple(left), params, _unseen(model, sites), tuple(lost))
 
 
 def plan_swaps(model: nn.Module, rules: Rules, where: Where | None = None) -> tuple[Swap, ...]:
@@ -99,9 +115,7 @@ def plan_swaps(model: nn.Module, rules: Rules, where: Where | None = None) -> tu
     return plan_conversion(model, rules, where=where).swaps
 
 
-def apply_swaps_(
-    model: nn.Module, swaps: Iterable[Swap], *, init: str = "fresh", weight_norm: bool = True
-) -> None:
+def apply_swaps_(model: nn.Module, swaps: Iterable[Swap], *, weight_norm: bool = True) -> None:
     """Put the new layers in their places; all are made before the first is put in."""
     sites = {site.names: site for site in find_sites(model)}
     changes: list[tuple[tuple[str, ...], nn.Module]] = []
@@ -116,7 +130,7 @@ def apply_swaps_(
                 rule="swaps are applied to a model as it was when they were planned",
                 fix="plan them for this model",
             )
-        layer = _new_layer(site, swap, init, weight_norm)
+        layer = _new_layer(site, swap, weight_norm)
         if site.part:
             attentions[id(site.module)] = site
             projections.setdefault(id(site.module), {})[site.part] = layer
@@ -131,6 +145,48 @@ def apply_swaps_(
             parent, _, last = name.rpartition(".")
             model.get_submodule(parent).register_module(last, new)
     _leave_fast_path_(model)
+
+
+def _check_init(init: str | None) -> None:
+    if init in (None, "fresh"):
+        return
+    is_planned = init == "project"
+    raise EinlinearError(
+        what=f"init is {quote(init)}" + ", which is not available in this version yet" * is_planned,
+        rule='new layers start with random weights: init="fresh"',
+        fix='give init="fresh" if the old weights may be lost, or leave init out'
+        + '; a later release builds init="project", which starts from the old weights' * is_planned,
+    )
+
+
+def _refuse_to_lose(lost: tuple[Lost, ...]) -> NoReturn:
+    """No trained weights are replaced by random ones unless that is asked for."""
+    by_reason: dict[str, list[tuple[str, ...]]] = {}
+    for layer in lost:
+        by_reason.setdefault(layer.reason, []).append(layer.names)
+    named = "; ".join(f"{listed(names, 5)} ({reason})" for reason, names in by_reason.items())
+    raise EinlinearError(
+        what=f"trained weights would be lost: {named}",
+        rule="new layers start with random weights, so the model forgets what these had learned",
+        fix='give init="fresh" to replace them all the same, or a rule of None for layers to keep; '
+        'init="project", to start from the old weights, comes in a later release',
+    )
+
+
+def _unseen(model: nn.Module, sites: tuple[Site, ...]) -> tuple[Unseen, ...]:
+    """Every module with parameters of its own that are not those of a linear layer."""
+    known = EinsumLinear | Routed
+    layers = [site.module for site in sites]
+    layers += [module for module in model.modules() if isinstance(module, known)]
+    seen = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    found = []
+    for name, module in model.named_modules():
+        own = {id(p): p for p in module.parameters(recurse=False) if id(p) not in seen}
+        seen |= own.keys()
+        params = sum(0 if is_lazy(p) else p.numel() for p in own.values())
+        if params:
+            found.append(Unseen(name or "the model itself", type(module).__name__, params))
+    return tuple(found)
 
 
 def _swap(model: nn.Module, site: Site, rule: Structure | Heads | Experts) -> Swap:
@@ -172,10 +228,14 @@ def _check_blocked(blocked: list[Site]) -> None:
     if blocked:
         first, *more = blocked
         others = f"; so cannot {listed([site.names for site in more], 5)}" if more else ""
+        fix = "remove what is in the way"
+        if first.obstacle.startswith(ADAPTER):
+            fix = "convert the model before you add adapters, or merge them first: "
+            fix += "model = model.merge_and_unload()"
         raise EinlinearError(
             what=f"layer {first.name!r} cannot be replaced: {first.obstacle}{others}",
             rule="a layer is replaced if it is a plain linear layer that owns its weights",
-            fix="remove what is in the way, or leave the layer alone, as the first rule: "
+            fix=f"{fix}; or leave the layer alone, as the first rule: "
             f"{{{first.name!r}: None, ...}}",
         )
 
@@ -191,7 +251,7 @@ def _refuse_nothing_to_do(left: list[Left]) -> NoReturn:
     )
 
 
-def _new_layer(site: Site, swap: Swap, init: str, weight_norm: bool) -> EinsumLinear | MoELinear:
+def _new_layer(site: Site, swap: Swap, weight_norm: bool) -> EinsumLinear | MoELinear:
     """The structured layer, with device, dtype and flags of the dense one."""
     make: Callable[..., EinsumLinear | MoELinear] = EinsumLinear
     if swap.num_experts:
@@ -208,20 +268,7 @@ def _new_layer(site: Site, swap: Swap, init: str, weight_norm: bool) -> EinsumLi
     new.requires_grad_(site.weight.requires_grad)
     if new.bias is not None and site.bias is not None:
         new.bias.requires_grad_(site.bias.requires_grad)
-    _fill_(new, site, init)
     return new.train(site.module.training)
-
-
-def _fill_(new: EinsumLinear | MoELinear, old: Site, init: str) -> None:
-    """Give a new layer its first weights; a fresh one has them from the start."""
-    if init == "fresh":
-        return
-    is_planned = init == "project"
-    raise EinlinearError(
-        what=f"init is {init!r}" + f", which is not available yet (for {old.name})" * is_planned,
-        rule='new layers start with fresh weights: init="fresh"',
-        fix='leave init out, or give init="fresh"',
-    )
 
 
 def _leave_fast_path_(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What stands against replacing a linear layer: it does, holds or shares more than one does."""
+"""Reasons a linear layer cannot be replaced: it does, holds or shares more than one does."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ _HOOKS = {
     "_load_state_dict_pre_hooks": "load-state-dict pre-hook",
     "_load_state_dict_post_hooks": "load-state-dict post-hook",
 }
+_ADAPTERS = {
+    "peft.tuners.tuners_utils": "BaseTunerLayer",
+    "peft.utils.other": "AuxiliaryTrainingWrapper",
+}
+ADAPTER = "it is part of a PEFT adapter"
+"""How the obstacle begins that is an adapter."""
+
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -33,17 +40,22 @@ class Surroundings:
     owners: the names of what is in a piece of memory, one for each module that owns it.
     holders: where modules are held outside the module tree, by id; a layer that is replaced in the
         tree would go on computing there.
+    adapters: the PEFT adapters that modules are part of, by id. An adapter knows the weights of
+        its base layer and of its own layers, and would compute nonsense without them.
     """
 
     owners: dict[Hashable, list[str]]
     holders: dict[int, str]
+    adapters: dict[int, str]
 
     @staticmethod
     def of(model: nn.Module) -> Surroundings:
         """The surroundings of all layers of a model."""
         owners: dict[Hashable, list[str]] = {}
         holders: dict[int, str] = {}
+        adapters: dict[int, str] = {}
         inside = {id(module) for module in model.modules()}
+        kinds = _adapter_classes()
         for prefix, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 owners.setdefault(memory(parameter), []).append(f"{prefix}.{name}".lstrip("."))
@@ -52,13 +64,17 @@ class Surroundings:
                     holders.setdefault(id(held), f"{key} of {prefix or 'the model'}")
             if compiled := module._modules.get("_orig_mod"):  # torch.compile calls this very one
                 holders[id(compiled)] = f"torch.compile at {prefix or 'the model'}"
-        return Surroundings(owners, holders)
+            if isinstance(module, kinds):
+                kind = f"{type(module).__module__}.{type(module).__name__}"
+                for part in module.modules():
+                    adapters.setdefault(id(part), f"{ADAPTER}, {prefix or 'the model'} ({kind})")
+        return Surroundings(owners, holders, adapters)
 
     def linear_obstacle(self, module: nn.Module) -> str:
         """Why a linear layer cannot be replaced; "" if it can."""
         own = {name: getattr(module, name, None) for name in ("weight", "bias")}
         params: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        obstacle = _linear_obstacle(module, params)
+        obstacle = self.adapters.get(id(module), "") or _linear_obstacle(module, params)
         return obstacle or self._held([module]) or self._tied(params.values())
 
     def projection_obstacle(self, module: nn.MultiheadAttention, part: str) -> str:
@@ -69,7 +85,8 @@ class Surroundings:
         }
         params = projection_params(module, part)
         return (
-            _attention_obstacle(module)
+            self.adapters.get(id(module), "")
+            or _attention_obstacle(module)
             or self._held([module, module.out_proj])
             or self._tied(packed.values())
             or _tensor_hook(packed)
@@ -102,6 +119,12 @@ def linear_class(module: nn.Module) -> type[nn.Module] | None:
     home = sys.modules.get("transformers.pytorch_utils")
     known: tuple[type[nn.Module] | None, ...] = (nn.Linear, getattr(home, "Conv1D", None))
     return next((kind for kind in known if kind is not None and isinstance(module, kind)), None)
+
+
+def _adapter_classes() -> tuple[type, ...]:
+    """The classes of peft's adapters, if it is loaded: a model can hold none otherwise."""
+    found = [getattr(sys.modules.get(home), name, None) for home, name in _ADAPTERS.items()]
+    return tuple(kind for kind in found if isinstance(kind, type))
 
 
 def _modules_in(value: object, inside: set[int]) -> Iterator[nn.Module]:

@@ -9,10 +9,11 @@ from difflib import get_close_matches
 from fnmatch import translate
 from typing import NoReturn
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.models.conversion import grouped
 from einlinear.models.experts import Experts
 from einlinear.models.heads import Heads
+from einlinear.structures.named import call_of
 from einlinear.structures.structure import Structure, check_structure
 from einlinear.structures.text import parse
 
@@ -24,11 +25,15 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern on names, and what it gives: a structure, heads, experts, or None for nothing."""
+    """A pattern on names, and what it gives: a structure, heads, experts, or None for nothing.
+
+    `typed` is what it gives as the user wrote it, or could have.
+    """
 
     text: str
     regex: re.Pattern[str]
     rule: Read
+    typed: str
 
     @property
     def is_catch_all(self) -> bool:
@@ -40,6 +45,15 @@ class Pattern:
         return any(self.regex.fullmatch(name) for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a layer gets and how the user wrote that; or None, and the reason."""
+
+    rule: Read
+    typed: str = ""
+    reason: str = ""
+
+
 def read_rules(rules: object) -> tuple[Pattern, ...]:
     """The rules as patterns, in order; a structure alone is for every layer."""
     if not rules:
@@ -47,10 +61,11 @@ def read_rules(rules: object) -> tuple[Pattern, ...]:
     patterns = []
     for key, value in (rules if isinstance(rules, Mapping) else {"*": rules}).items():
         rule = _read_rule(value)
+        typed = value.strip() if isinstance(value, str) else _as_typed(rule)
         if isinstance(key, re.Pattern) and isinstance(key.pattern, str):
-            patterns.append(Pattern(f"re:{key.pattern}", key, rule))
+            patterns.append(Pattern(f"re:{key.pattern}", key, rule, typed))
         elif isinstance(key, str) and key:
-            patterns.append(Pattern(key, re.compile(translate(key)), rule))
+            patterns.append(Pattern(key, re.compile(translate(key)), rule, typed))
         else:
             _refuse_rules(rules)
     return tuple(patterns)
@@ -61,7 +76,7 @@ def choose(
     layers: Sequence[Names],
     heads: frozenset[str],
     others: Sequence[Names] = (),
-) -> dict[str, tuple[Read, str]]:
+) -> dict[str, Choice]:
     """For every layer, by its first name: what it gets, or None and the reason.
 
     The first pattern that matches decides. Patterns pass by an output head unless they match heads
@@ -71,13 +86,14 @@ def choose(
     matched = [{names for names in layers if pattern.matches(names)} for pattern in patterns]
     is_for = [_is_for_heads(*pair, heads) for pair in zip(patterns, matched, strict=True)]
     reached: set[int] = set()
-    chosen: dict[str, tuple[Read, str]] = {}
+    chosen: dict[str, Choice] = {}
     for names in layers:
         is_head = names[0] in heads
-        chosen[names[0]] = (None, "output head" if is_head else "no rule")
+        chosen[names[0]] = Choice(None, reason="output head" if is_head else "no rule")
         for i, pattern in enumerate(patterns):
             if names in matched[i] and (is_for[i] or not is_head):
-                chosen[names[0]] = (pattern.rule, "its rule is None")
+                reason = "its rule is None" if pattern.rule is None else ""
+                chosen[names[0]] = Choice(pattern.rule, pattern.typed, reason)
                 reached.add(i)
                 break
     for i, pattern in enumerate(patterns):
@@ -106,9 +122,23 @@ def _read_rule(value: object) -> Read:
     return value if value is None or isinstance(value, Heads | Experts) else check_structure(value)
 
 
+def _as_typed(rule: Read) -> str:
+    """What someone could type to get the rule."""
+    if isinstance(rule, Experts):
+        return (
+            f"moe({_as_typed(rule.structure)}, num_experts={rule.num_experts}, "
+            f"num_active={rule.num_active})"
+        )
+    if isinstance(rule, Heads):
+        number = "" if rule.num_heads is None else f"{rule.num_heads}, "
+        side = f", side={rule.side}" if rule.side else ""
+        return f"heads({number}{_as_typed(rule.structure)}{side})"
+    return "" if rule is None else call_of(rule)
+
+
 def _refuse_rules(rules: object) -> NoReturn:
     raise EinlinearError(
-        what=f"the rules are given as {rules!r:.80}",
+        what=f"the rules are given as {quote(rules)}",
         rule="rules are a structure, or a mapping from patterns (globs, or compiled regular "
         "expressions) on the names of layers to structures",
         fix='write el.btt(), "btt(rank=2)" or {"*.mlp.*": el.btt(), "*.attn.*": None}',

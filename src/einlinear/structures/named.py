@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
@@ -78,6 +79,24 @@ NAMED = {
     "monarch": monarch,
     "btt": btt,
 }
+
+
+def call_of(structure: Structure) -> str:
+    """The call that makes a structure, such as "btt(rank=2)"; its edges if none does."""
+    sizes = [size for edge, size in structure.edges if edge[0] not in "XY"]
+    ranks: dict[str, object] = {}
+    if sizes:
+        ranks = {"rank" if isinstance(sizes[0], int) else "rank_exponent": sizes[0]}
+    many: dict[str, object] = {"num_factors": structure.num_factors}
+    many = {} if structure.num_factors == 2 else many
+    calls: list[tuple[str, dict[str, object]]] = [("dense", {}), ("low_rank", {})]
+    calls += [("low_rank", ranks), ("kronecker", many)]
+    calls += [("btt", (ranks or {"rank": 1}) | many), ("tensor_train", ranks | many)]
+    for name, options in calls:
+        make: Callable[..., Structure] = NAMED[name]
+        if make(**options) == structure:
+            return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
+    return str(structure)
 
 
 def _factor_names(num_factors: int) -> str:

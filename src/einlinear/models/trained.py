@@ -1,0 +1,45 @@
+"""Weights that look trained: loaded from a checkpoint, or frozen."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from einlinear.errors import quote
+
+_LOADED = "_is_hf_initialized"  # what Hugging Face sets on every parameter that it has loaded
+_WAS_LOADED = "_weight_conversions"  # what it sets on a model that it has loaded; copies keep it
+
+
+def checkpoints(model: nn.Module) -> dict[int, str]:
+    """The checkpoint that each loaded parameter of a model comes from, by the parameter's id.
+
+    Parameters that a checkpoint did not hold, such as a new classifier, are not among them. A
+    deep copy loses the marks of parameters; there all parameters of the model count as loaded.
+    """
+    found: dict[int, str] = {}
+    for module in model.modules():
+        source = _source(module)
+        is_copy = bool(source) and _WAS_LOADED in vars(module)
+        marked = [p for p in module.parameters() if _is_marked(p)]
+        for parameter in marked or (module.parameters() if is_copy else ()):
+            if source or id(parameter) not in found:
+                found[id(parameter)] = source
+    return found
+
+
+def why_trained(weight: nn.Parameter, loaded: dict[int, str]) -> str:
+    """Why a weight looks trained; "" if it does not."""
+    if id(weight) in loaded:
+        source = loaded[id(weight)]
+        return f"loaded from {source}" if source else "loaded from a checkpoint"
+    return "" if weight.requires_grad else "frozen: requires_grad is False"
+
+
+def _is_marked(parameter: nn.Parameter) -> bool:
+    return getattr(parameter, _LOADED, False) is True
+
+
+def _source(module: nn.Module) -> str:
+    """What a model of Hugging Face was loaded from, quoted; "" for all other modules."""
+    source = getattr(getattr(module, "config", None), "name_or_path", None)
+    return quote(source) if isinstance(source, str) and source else ""
