@@ -63,6 +63,7 @@ ORDER = [
     "models.conversion",
     "models.rules",
     "models.convert",
+    "models.lora",
     "machine",
     "studies.workers",
     "studies.cifar_batches",

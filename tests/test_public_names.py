@@ -32,6 +32,7 @@ CONTRACT = [
     "convert_",
     "heads",
     "moe",
+    "lora",
     "param_groups",
     "scaling_table",
     "register_scaling",

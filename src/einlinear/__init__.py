@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from einlinear.models.groups import scaling_table as scaling_table
     from einlinear.models.heads import heads as heads
     from einlinear.models.init import init_ as init_
+    from einlinear.models.lora import lora as lora
     from einlinear.models.mlp import MLP as MLP
     from einlinear.models.mlp import ResidualMLP as ResidualMLP
     from einlinear.models.scalings import register_scaling as register_scaling
@@ -129,6 +130,7 @@ _HOMES = {
     "param_groups": "models.groups",
     "scaling_table": "models.groups",
     "init_": "models.init",
+    "lora": "models.lora",
     "register_scaling": "models.scalings",
     "GPT": "models.gpt",
     "generate": "models.generate",
