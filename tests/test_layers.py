@@ -44,6 +44,7 @@ ORDER = [
     "layers.expert_parallel",
     "layers.measure",
     "layers.tune",
+    "models.free",
     "models.scalings",
     "models.facts",
     "models.attention",

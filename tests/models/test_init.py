@@ -161,7 +161,7 @@ def test_the_plan_is_what_is_done():
     before = copy.deepcopy(model.state_dict())
     plan = plan_init(model, embedding_std=0.5)
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
-    assert plan == el.init_(model, embedding_std=0.5)
+    assert el.init_(model, embedding_std=0.5) is None  # a long value would flood a prompt
     planned = {row.name: (row.mean, row.std) for row in plan}
     assert list(planned) == [name for name, _ in model.named_parameters()]
     assert planned["embedding.weight"] == (0.0, 0.5)

@@ -11,9 +11,13 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.scaling import Scaling
-from einlinear.models.scalings import module_scaling
+from einlinear.models.free import rule_code, rule_entries
+from einlinear.models.scalings import has_rule, module_scaling
+
+PASTE = "paste this once, before the call, and check it:\n\n"
+"""What stands before the code of a rule."""
 
 Role = Literal["head", "zero"]
 
@@ -71,18 +75,24 @@ def find_layers(model: nn.Module, *, frozen: bool = False) -> list[Layer]:
         if parameters:
             owners.append((plain_name(name), module, parameters))
     # A module that only shares what a layer with a rule owns, such as a head's bias, needs none.
-    known = {id(p) for _, module, own in owners if module_scaling(module) for p in own.values()}
+    declared = {id(module): module_scaling(module) for _, module, _ in owners}
+    known = {
+        id(p)
+        for _, module, own in owners
+        for key, p in own.items()
+        if key in (declared[id(module)] or {})
+    }
     return [
-        _layer(name, module, own)
+        _layer(name, module, own, declared[id(module)])
         for name, module, own in owners
-        if module_scaling(module) is not None or not all(id(p) in known for p in own.values())
+        if declared[id(module)] is not None or not all(id(p) in known for p in own.values())
     ]
 
 
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise EinlinearError(
-            what=f"the model is given as {model!r:.80}",
+            what=f"the model is given as {quote(model)}",
             rule="a model is an nn.Module: its layers say how their parameters scale",
             fix="give the model itself, not its parameters",
         )
@@ -99,19 +109,24 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _layer(name: str, module: nn.Module, parameters: dict[str, nn.Parameter]) -> Layer:
-    declared = module_scaling(module)
+def _layer(
+    name: str,
+    module: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    declared: dict[str, Scaling] | None,
+) -> Layer:
     missing = [key for key in parameters if key not in (declared or {})]
     if declared is None or missing:
-        kind = type(module).__name__
         given = ", ".join(f"{key} {tuple(parameters[key].shape)}" for key in missing)
+        fix = f"{PASTE}{rule_code(name, module)}\n"
+        if has_rule(module):
+            entries = "\n".join(rule_entries(module, missing))
+            fix = f"add to what its rule returns, module being the layer:\n\n{entries}\n"
         raise EinlinearError(
             what=f"no learning rate is known for {given} of {name or 'the model itself'}, "
             f"a {type(module).__module__}.{type(module).__qualname__}",
             rule="a module that owns parameters says how they scale with the width",
-            fix=f"el.register_scaling({kind}, lambda module: {{{missing[0]!r}: "
-            "el.matrix_scaling(fan_in, fan_out)}), or el.vector_scaling(width) for a bias or a "
-            f"gain; or give {kind} a method param_scaling(self)",
+            fix=fix,
         )
     scaling = {key: scaling for key, scaling in declared.items() if key in parameters}
     return Layer(name, module, parameters, scaling)

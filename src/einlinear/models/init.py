@@ -11,7 +11,17 @@ from torch import nn
 from einlinear.errors import EinlinearError
 from einlinear.layers.exchange import ExpertShard
 from einlinear.layers.expert_parallel import expert_shards
-from einlinear.models.facts import Fact, Layer, find_facts, find_layers, match_names, named_roles
+from einlinear.models.facts import (
+    PASTE,
+    Fact,
+    Layer,
+    find_facts,
+    find_layers,
+    match_names,
+    named_roles,
+)
+from einlinear.models.free import constant, rule_code, unsure_gains
+from einlinear.models.scalings import has_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,8 @@ def init_(
     zero: str | Iterable[str] = (),
     embedding_std: float | None = None,
     generator: torch.Generator | None = None,
-) -> tuple[Start, ...]:
-    """Initialise every parameter of a model under muP, in place; returns what was done.
+) -> None:
+    """Initialise every parameter of a model under muP, in place; `plan_init` says how.
 
     Matrices: normal, of deviation sqrt(min(fan_in, fan_out)) / fan_in, each factor of a structured
     layer by its own; biases 0; norms 1 and 0; embeddings normal, of a deviation that is the same at
@@ -39,6 +49,8 @@ def init_(
     `layer_roles() -> {pattern: "head" or "zero"}`; of a Hugging Face model the head is known. In a
     structured layer only the last factor becomes zero, so that all learn. A head that is tied to
     an embedding, or to another layer, is not set to zero, and neither is one that nobody names.
+    The gain of a hand-written norm keeps the constant that it has. A frozen parameter of a module
+    without a rule, such as a table of fixed positions, stays as it is.
 
     Args:
         model: any module on a real device, before FSDP2 shards it. If its experts are sharded, all
@@ -48,9 +60,7 @@ def init_(
             0.02 for nn.Embedding, as in the paper's GPT.
         generator: of the random numbers, for the same weights each time; torch's own unless given.
     """
-    plan = plan_init(model, zero=zero, embedding_std=embedding_std)
-    apply_init_(model, plan, generator)
-    return plan
+    apply_init_(model, plan_init(model, zero=zero, embedding_std=embedding_std), generator)
 
 
 def apply_init_(
@@ -79,8 +89,12 @@ def plan_init(
     model: nn.Module, *, zero: str | Iterable[str] = (), embedding_std: float | None = None
 ) -> tuple[Start, ...]:
     """How every parameter would start; changes nothing."""
-    layers = [layer for layer in find_layers(model, frozen=True) if layer.matrices]
-    facts = find_facts(model, frozen=True)
+    every = find_layers(model, frozen=True)
+    free = [layer for layer in every if not has_rule(layer.module)]
+    _check_gains(free)
+    fixed = {id(p) for layer in free for p in layer.parameters.values() if not p.requires_grad}
+    facts = [fact for fact in find_facts(model, frozen=True) if id(fact.parameter) not in fixed]
+    layers = [layer for layer in every if layer.matrices]
     asked = match_names(zero, [layer.name for layer in layers], "zero")
     roles = named_roles(model)
     zeros = _last_matrices(layers, asked)
@@ -96,6 +110,20 @@ def plan_init(
     heads = _last_matrices(layers, roles["head"])
     zeros |= heads - {id(f.parameter) for f in facts if not set(f.owners) <= roles["head"]}
     return tuple(_start(fact, zeros, embedding_std) for fact in facts)
+
+
+def _check_gains(layers: list[Layer]) -> None:
+    """Refuse to guess where the gains of hand-written norms start."""
+    for layer in layers:
+        if gains := unsure_gains(layer.module):
+            value = "0" if constant(layer.parameters[gains[0]]) == 0 else "not one number"
+            raise EinlinearError(
+                what=f"it is not known where {gains[0]} of {layer.name or 'the model itself'} "
+                f"starts: {type(layer.module).__name__} has no rule, and now it is {value}",
+                rule="the gain of a norm without a rule keeps the constant that it has: 1 in most "
+                "norms, 0 in those that multiply by 1 + gain",
+                fix=f"{PASTE}{rule_code(layer.name, layer.module)}\n",
+            )
 
 
 def _last_matrices(layers: list[Layer], names: set[str]) -> set[int]:

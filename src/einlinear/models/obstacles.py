@@ -121,7 +121,7 @@ def linear_class(module: nn.Module) -> type[nn.Module] | None:
     return next((kind for kind in known if kind is not None and isinstance(module, kind)), None)
 
 
-def _adapter_classes() -> tuple[type, ...]:
+def _adapter_classes() -> tuple[type[nn.Module], ...]:
     """The classes of peft's adapters, if it is loaded: a model can hold none otherwise."""
     found = [getattr(sys.modules.get(home), name, None) for home, name in _ADAPTERS.items()]
     return tuple(kind for kind in found if isinstance(kind, type))

@@ -15,6 +15,7 @@ from einlinear.layers.scaling import (
     matrix_scaling,
     vector_scaling,
 )
+from einlinear.models.free import free_scaling
 
 Rule = Callable[[Any], dict[str, Scaling]]
 RuleType = TypeVar("RuleType", bound=Rule)
@@ -59,13 +60,27 @@ def register_scaling(module_type: type[nn.Module], function: Rule | None = None)
 
 
 def module_scaling(module: nn.Module) -> dict[str, Scaling] | None:
-    """The scaling of the parameters that a module owns itself; None if there is no rule."""
+    """The scaling of the parameters that a module owns itself; None if nothing is known.
+
+    Without a rule for the module it is what names and shapes tell, which may be some parameters
+    only; see `free_scaling`.
+    """
+    rule = _rule(module)
+    return dict(rule(module)) if rule is not None else free_scaling(module) or None
+
+
+def has_rule(module: nn.Module) -> bool:
+    """Whether the module declares its scaling, or a rule is registered for its type."""
+    return _rule(module) is not None
+
+
+def _rule(module: nn.Module) -> Rule | None:
     for cls in type(module).__mro__:
         rule = _RULES.get(cls) or _RULES_BY_NAME.get(f"{cls.__module__}.{cls.__qualname__}")
         if rule is None and "param_scaling" in vars(cls):
             rule = cls.param_scaling  # type: ignore[attr-defined]
         if rule is not None:
-            return dict(rule(module))
+            return rule
     return None
 
 
@@ -156,6 +171,11 @@ def _transposed_linear(layer: Any) -> dict[str, Scaling]:
     return _with_bias(layer, {"weight": matrix_scaling(fan_in, fan_out)}, fan_out)
 
 
+def _norm_around_zero(layer: nn.Module) -> dict[str, Scaling]:
+    """Norms that multiply by 1 + weight, so that it starts at 0."""
+    return {name: vector_scaling(p.numel()) for name, p in layer.named_parameters(recurse=False)}
+
+
 _HUGGING_FACE = "transformers.models"
 _RULES_BY_NAME["transformers.pytorch_utils.Conv1D"] = _transposed_linear
 _RULES_BY_NAME |= {
@@ -166,5 +186,13 @@ _RULES_BY_NAME |= {
         ("qwen2", "Qwen2RMSNorm"),
         ("qwen3", "Qwen3RMSNorm"),
         ("t5", "T5LayerNorm"),
+    )
+}
+_RULES_BY_NAME |= {
+    f"{_HUGGING_FACE}.{family}.modeling_{family}.{name}": _norm_around_zero
+    for family, name in (
+        ("gemma", "GemmaRMSNorm"),
+        ("gemma2", "Gemma2RMSNorm"),
+        ("gemma3", "Gemma3RMSNorm"),
     )
 }
