@@ -33,6 +33,7 @@ ORDER = [
     "layers.operators",
     "layers.execute",
     "layers.norm",
+    "layers.computed",
     "layers.linear",
     "layers.grouped",
     "layers.experts",

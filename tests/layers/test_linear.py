@@ -175,6 +175,80 @@ def test_what_reads_the_weight_of_a_linear_works():
     torch.testing.assert_close(fast, block(x))
 
 
+WRITES = {
+    "zeros_": nn.init.zeros_,
+    "normal_": nn.init.normal_,
+    "orthogonal_": nn.init.orthogonal_,
+    "kaiming_uniform_": nn.init.kaiming_uniform_,
+    "trunc_normal_": nn.init.trunc_normal_,
+    "data": lambda w: w.data.normal_(0, 0.02),
+    "detach": lambda w: w.detach().zero_(),
+    "part": lambda w: w[3:].unsqueeze(0).fill_(1),
+    "transpose": lambda w: w.T.copy_(torch.ones(64, 48)),
+    "item": lambda w: w.__setitem__(slice(None), 0),
+    "add": lambda w: w.data.__iadd__(1),
+    "out": lambda w: torch.neg(torch.ones(48, 64), out=w),
+    "set data": lambda w: setattr(w, "data", torch.ones(48, 64)),
+    "freeze": lambda w: w.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_writing_to_the_weight_is_an_error(write, is_trained):
+    layer = make(dtype=torch.float32).requires_grad_(is_trained)
+    before = layer.to_dense().detach().clone()
+    with torch.no_grad(), pytest.raises(EinlinearError, match="the weight of a structured layer"):
+        write(layer.weight)
+    assert torch.equal(layer.to_dense(), before)
+
+
+def test_the_weight_is_an_ordinary_tensor_to_readers():
+    layer, x = make(), torch.randn(3, 64, dtype=torch.float64)
+    y = nn.functional.linear(x, layer.weight)
+    assert type(y) is type(layer.weight.sum()) is type(layer.weight + 1) is torch.Tensor
+    torch.testing.assert_close(y, x @ layer.to_dense().T)
+    y.sum().backward()
+    assert layer.A.grad is not None
+    dense = nn.Linear(64, 48, dtype=torch.float64)
+    with torch.no_grad():
+        dense.weight.copy_(layer.weight)
+    assert torch.equal(dense.weight, layer.to_dense())
+    copied = layer.weight.detach().clone()
+    assert type(copied.zero_()) is torch.Tensor
+    file = io.BytesIO()
+    torch.save({"weight": layer.weight.detach()}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)["weight"]
+    assert type(loaded) is torch.Tensor
+    assert torch.equal(loaded, layer.to_dense())
+    assert "dtype=torch.float64" in repr(layer.weight)
+    parameters = dict(layer.named_parameters())
+    gradients = torch.func.grad(
+        lambda p: torch.func.functional_call(Reader(layer), {f"layer.{k}": p[k] for k in p}).sum()
+    )(parameters)
+    assert gradients["A"].shape == layer.A.shape
+
+
+class Reader(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self):
+        return self.layer.weight
+
+
+@pytest.mark.no_cover
+@pytest.mark.filterwarnings("ignore")
+def test_the_weight_is_read_in_compiled_and_exported_code():
+    reader = Reader(make())
+    wanted = reader().detach()
+    compiled = torch.compile(reader, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled().detach(), wanted)
+    torch.testing.assert_close(torch.export.export(reader, ()).module()().detach(), wanted)
+
+
 def test_an_input_elsewhere():
     layer = EinsumLinear(64, 64, structure="btt", device="meta")
     with pytest.raises(EinlinearError, match=r"on cpu\n  rule: .* on meta"):

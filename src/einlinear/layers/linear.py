@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
 from einlinear.layers import compiled
+from einlinear.layers.computed import read_only
 from einlinear.layers.execute import choose_variant, dense_weight, fitting_variants, multiply
 from einlinear.layers.norm import multiply_direct, normalised
 from einlinear.layers.scaling import Scaling, factor_scaling, vector_scaling
@@ -74,8 +75,8 @@ class EinsumLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """to_dense(), for code that reads the weight of an nn.Linear; writing to it is in vain."""
-        return self.to_dense()
+        """to_dense(), read-only, for code that reads the weight of an nn.Linear."""
+        return read_only(self.to_dense())
 
     def param_scaling(self) -> dict[str, Scaling]:
         """What initialisation and learning rates need to know of each parameter, by its name."""
