@@ -9,6 +9,7 @@ ROOT = Path(einlinear.__file__).parent
 
 # Top to bottom. A room is a folder; its files follow in order.
 ORDER = [
+    "registration",
     "errors",
     "files",
     "pages",
@@ -171,9 +172,9 @@ ORDER = [
 WITHOUT_TORCH = [
     name
     for name in ORDER
-    if name in ("errors", "files", "pages")
+    if name in ("registration", "errors", "files", "pages")
     or name.startswith("structures.")
-    or name in ORDER[14:19]
+    or name in ORDER[15:20]
 ] + [
     "studies.workers",
     "studies.cifar_batches",

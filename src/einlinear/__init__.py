@@ -7,6 +7,8 @@ quick and pulls in torch only when a name that needs it is touched.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from einlinear.registration import register_on_demand as _register_on_demand
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -177,3 +179,6 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+_register_on_demand()
