@@ -682,6 +682,7 @@ def test_the_table():
     model = nn.ModuleDict({"layers": layers, "a": shared, "b": shared, "head": nn.Linear(64, 9)})
     report = el.convert_(model, {"*.5": "btt(rank=2)", "*.2": None, "*": "btt()"})
     assert str(report).splitlines() == TABLE.strip().splitlines()
+    assert repr(report) == str(report)  # what a prompt shows
 
 
 TABLE = """

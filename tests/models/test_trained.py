@@ -67,7 +67,7 @@ def test_planning_says_what_would_be_lost(hf, folder):
     }
     assert "weights: drawn anew, biases 0" in str(plan)
     words = " ".join(str(plan).split())
-    assert "trained weights that are lost: transformer.h.{0..1}.mlp.c_fc (loaded from" in words
+    assert f"trained weights that are lost: all (loaded from {str(folder)!r})" in words
     assert max(map(len, str(plan).replace(str(folder), "folder").splitlines())) <= 80
     assert plan == el.convert_(model, {"*.mlp.*": "btt"}, init="fresh")
 
@@ -111,8 +111,10 @@ def test_frozen_layers_are_refused():
     model["b"].bias.requires_grad_(False)
     error = refusal(model)
     assert error.what == "trained weights would be lost: a (frozen: requires_grad is False)"
+    words = "trained weights that are lost: a (frozen: requires_grad is False)"
+    assert words in str(el.plan_conversion(model, "btt"))
     assert len(el.convert_(model, {"a": None, "*": "btt"}).swaps) == 2
-    assert el.convert_(model, "btt", init="fresh").lost[0].names == ("a",)
+    assert len(el.convert_(model, "btt", init="fresh").swaps) == 1
     assert isinstance(model["a"], el.EinsumLinear)
 
 

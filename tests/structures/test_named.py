@@ -1,8 +1,10 @@
 import pytest
+from hypothesis import given
 
 import einlinear as el
-from cases import HALF, QUARTER
+from cases import HALF, QUARTER, STRUCTURES, structures
 from einlinear import EinlinearError, Structure
+from einlinear.structures.named import call_of
 
 
 def test_the_papers_examples():
@@ -53,3 +55,30 @@ def test_rank_one_is_no_edge():
 def test_bad_arguments(make):
     with pytest.raises(EinlinearError):
         make()
+
+
+@pytest.mark.parametrize(
+    ("structure", "call"),
+    [
+        (el.dense(), "dense()"),
+        (el.low_rank(), "low_rank()"),
+        (el.low_rank(3), "low_rank(rank=3)"),
+        (el.monarch(), "btt(rank=1)"),
+        (el.btt(rank_exponent="1/4", num_factors=3), "btt(rank_exponent=1/4, num_factors=3)"),
+        (el.kronecker(num_factors=3), "kronecker(num_factors=3)"),
+        (el.tensor_train(4), "tensor_train(rank=4)"),
+        (Structure.from_edges({"XA": 1, "YB": 1}), "XA^1 YB^1"),
+    ],
+)
+def test_the_call_that_makes_a_structure(structure, call):
+    assert call_of(structure) == call
+
+
+@pytest.mark.parametrize("structure", STRUCTURES.values())
+def test_the_call_of_a_named_structure_means_it(structure):
+    assert el.parse(call_of(structure)) == structure
+
+
+@given(structures())
+def test_the_call_of_any_structure_means_it(structure):
+    assert el.parse(call_of(structure)) == structure

@@ -44,7 +44,8 @@ class ComputedWeight(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """What is saved and copied is the plain tensor."""
-        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+        plain: Any = self.as_subclass(Tensor)
+        return plain.__reduce_ex__(protocol)
 
 
 def read_only(tensor: Tensor) -> Tensor:
@@ -63,7 +64,7 @@ def _is_write(func: Callable[..., Any]) -> bool:
 
 def _share(tensor: Tensor, other: Tensor) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
-        return tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+        return bool(tensor.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _refuse(action: str) -> None:

@@ -107,7 +107,7 @@ class Lost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Conversion:
     """What is replaced in a model, what is left alone, and the parameters of the whole model.
 
@@ -164,6 +164,9 @@ class Conversion:
         notes = [line for note in [*self._notes(), self.summary] for line in wrapped(note)]
         return "\n".join([*self._table(), *notes])
 
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows after convert_
+
     def _table(self) -> list[str]:
         """The replaced layers under their structures."""
         sections = {
@@ -189,8 +192,11 @@ class Conversion:
         notes = [f"left alone: {name} ({reason})" for name, (reason,) in left]
         notes += _shares(self.unseen, self.model_params_before)
         notes.append("weights: drawn anew, biases 0")
-        lost = grouped((lost.names, (lost.reason,)) for lost in self.lost)
-        notes += [f"trained weights that are lost: {name} ({reason})" for name, (reason,) in lost]
+        for reason in dict.fromkeys(lost.reason for lost in self.lost):
+            lost = [lost.names for lost in self.lost if lost.reason == reason]
+            names = [name for name, _ in grouped((names, ()) for names in lost)]
+            which = "all" if len(lost) == len(self.swaps) else ", ".join(names)
+            notes.append(f"trained weights that are lost: {which} ({reason})")
         return notes
 
 

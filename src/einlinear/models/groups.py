@@ -55,7 +55,7 @@ class ScalingRow:
         return f"{'head, ' if self.kind == 'head' else ''}fan_in {self.fan_in}{factors}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ScalingTable:
     """The rows of all trained parameters, in the model's order; print it to read it."""
 
@@ -88,6 +88,9 @@ class ScalingTable:
         ]
         title = f"{self.optimizer}, lr {self.lr:g} at base width {self.base_width}"
         return f"{title}\n{aligned([head, *cells], left=3)}"
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def aligned(cells: Sequence[Sequence[str]], left: int) -> str:

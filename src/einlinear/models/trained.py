@@ -16,14 +16,13 @@ def checkpoints(model: nn.Module) -> dict[int, str]:
     Parameters that a checkpoint did not hold, such as a new classifier, are not among them. A
     deep copy loses the marks of parameters; there all parameters of the model count as loaded.
     """
-    found: dict[int, str] = {}
+    found = {id(parameter): "" for parameter in model.parameters() if _is_marked(parameter)}
     for module in model.modules():
-        source = _source(module)
-        is_copy = bool(source) and _WAS_LOADED in vars(module)
-        marked = [p for p in module.parameters() if _is_marked(p)]
-        for parameter in marked or (module.parameters() if is_copy else ()):
-            if source or id(parameter) not in found:
-                found[id(parameter)] = source
+        if source := _source(module):
+            own = list(module.parameters())
+            marked = [parameter for parameter in own if _is_marked(parameter)]
+            is_copy = not marked and _WAS_LOADED in vars(module)
+            found |= dict.fromkeys(map(id, own if is_copy else marked), source)
     return found
 
 
