@@ -38,15 +38,15 @@ def test_layers_of_an_adapter_are_refused(peft):
     model = adapted(peft, modules_to_save=["head"])
     before = {name: p.clone() for name, p in model.named_parameters()}
     with pytest.raises(el.EinlinearError) as error:
-        el.convert_(model, "btt", init="fresh")
+        el.convert_(model, "btt")
     assert error.value.what.startswith(
-        "layer 'base_model.model.up.base_layer' cannot be replaced: it is part of a PEFT adapter, "
-        "base_model.model.up (peft.tuners.lora.layer.Linear); so cannot "
-        "base_model.model.up.lora_A.default, base_model.model.up.lora_B.default, "
+        "trained weights would be lost: base_model.model.up.base_layer, "
+        "base_model.model.up.lora_A.default, base_model.model.up.lora_B.default "
+        "(part of a PEFT adapter, base_model.model.up (peft.tuners.lora.layer.Linear)); "
     )
     assert error.value.fix.startswith(
         "convert the model before you add adapters, or merge them first: "
-        "model = model.merge_and_unload()"
+        'model = model.merge_and_unload(); or give init="fresh"'
     )
     after = dict(model.named_parameters())
     assert before.keys() == after.keys()
@@ -56,10 +56,13 @@ def test_layers_of_an_adapter_are_refused(peft):
 @pytest.mark.parametrize(
     "pattern", ["*.up.base_layer", "*.lora_A.default", "*.head.modules_to_save.default"]
 )
-def test_every_part_of_an_adapter_is_refused(peft, pattern):
+def test_parts_of_an_adapter_are_replaced_only_if_asked_for(peft, pattern):
     model = adapted(peft, modules_to_save=["head"])
     with pytest.raises(el.EinlinearError, match=ADAPTER):
-        el.convert_(model, {pattern: "btt"}, init="fresh")
+        el.convert_(model, {pattern: "btt"})
+    el.convert_(model, {pattern: "btt"}, init="fresh")
+    model(torch.randn(3, 4, 16)).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 def test_an_attention_in_an_adapter_is_refused(peft):

@@ -25,6 +25,11 @@ from einlinear.models.trained import checkpoints, why_trained
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 
+_BEFORE_ADAPTERS = (
+    "convert the model before you add adapters, or merge them first: "
+    "model = model.merge_and_unload()"
+)
+
 Where = Callable[[nn.Module, str], bool]
 
 
@@ -54,7 +59,8 @@ def convert_(
         where: a further condition on the layer (or the attention that holds it) and its name.
         init: where the new weights come from. "fresh" draws them at random, biases 0, whatever the
             old ones were. None, the default, does the same but raises an error if a layer would be
-            replaced whose weights Hugging Face loaded from a checkpoint, or which is frozen.
+            replaced whose weights Hugging Face loaded from a checkpoint, which is frozen, or which
+            is part of a PEFT adapter.
         weight_norm: whether the new layers normalise their factors.
     """
     _check_init(init)
@@ -100,7 +106,7 @@ def plan_conversion(model: nn.Module, rules: Rules, *, where: Where | None = Non
             blocked.append(site)
         else:
             swaps.append(replace(_swap(model, site, choice.rule), typed=choice.typed))
-            if reason := why_trained(site.weight, loaded):
+            if reason := site.adapter or why_trained(site.weight, loaded):
                 lost.append(Lost(site.names, reason))
     _check_blocked(blocked)
     left += [Left(names, "structured already") for names in structured]
@@ -165,10 +171,13 @@ def _refuse_to_lose(lost: tuple[Lost, ...]) -> NoReturn:
     for layer in lost:
         by_reason.setdefault(layer.reason, []).append(layer.names)
     named = "; ".join(f"{listed(names, 5)} ({reason})" for reason, names in by_reason.items())
+    is_adapted = any(reason.startswith(ADAPTER) for reason in by_reason)
     raise EinlinearError(
         what=f"trained weights would be lost: {named}",
         rule="new layers start with random weights, so the model forgets what these had learned",
-        fix='give init="fresh" to replace them all the same, or a rule of None for layers to keep; '
+        fix=f"{_BEFORE_ADAPTERS}; or "
+        * is_adapted
+        + 'give init="fresh" to replace them all the same, or a rule of None for layers to keep; '
         'init="project", to start from the old weights, comes in a later release',
     )
 
@@ -228,10 +237,9 @@ def _check_blocked(blocked: list[Site]) -> None:
     if blocked:
         first, *more = blocked
         others = f"; so cannot {listed([site.names for site in more], 5)}" if more else ""
-        fix = "remove what is in the way"
-        if first.obstacle.startswith(ADAPTER):
-            fix = "convert the model before you add adapters, or merge them first: "
-            fix += "model = model.merge_and_unload()"
+        fix = (
+            _BEFORE_ADAPTERS if first.obstacle.startswith(ADAPTER) else "remove what is in the way"
+        )
         raise EinlinearError(
             what=f"layer {first.name!r} cannot be replaced: {first.obstacle}{others}",
             rule="a layer is replaced if it is a plain linear layer that owns its weights",

@@ -27,8 +27,8 @@ _ADAPTERS = {
     "peft.tuners.tuners_utils": "BaseTunerLayer",
     "peft.utils.other": "AuxiliaryTrainingWrapper",
 }
-ADAPTER = "it is part of a PEFT adapter"
-"""How the obstacle begins that is an adapter."""
+ADAPTER = "part of a PEFT adapter"
+"""How the reason begins that is an adapter."""
 
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -40,8 +40,8 @@ class Surroundings:
     owners: the names of what is in a piece of memory, one for each module that owns it.
     holders: where modules are held outside the module tree, by id; a layer that is replaced in the
         tree would go on computing there.
-    adapters: the PEFT adapters that modules are part of, by id. An adapter knows the weights of
-        its base layer and of its own layers, and would compute nonsense without them.
+    adapters: the PEFT adapters that modules are part of, by id. What an adapter has learned is
+        about the very weights of its base layer.
     """
 
     owners: dict[Hashable, list[str]]
@@ -74,8 +74,12 @@ class Surroundings:
         """Why a linear layer cannot be replaced; "" if it can."""
         own = {name: getattr(module, name, None) for name in ("weight", "bias")}
         params: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        obstacle = self.adapters.get(id(module), "") or _linear_obstacle(module, params)
-        return obstacle or self._held([module]) or self._tied(params.values())
+        obstacle = _linear_obstacle(module, params) or self._held([module])
+        return obstacle or self._tied(params.values())
+
+    def adapter(self, module: nn.Module) -> str:
+        """The PEFT adapter that a module is part of; "" if it is part of none."""
+        return self.adapters.get(id(module), "")
 
     def projection_obstacle(self, module: nn.MultiheadAttention, part: str) -> str:
         """Why a projection of an attention cannot be replaced; "" if it can."""
@@ -85,7 +89,7 @@ class Surroundings:
         }
         params = projection_params(module, part)
         return (
-            self.adapters.get(id(module), "")
+            self.adapter(module)  # peft's adapter of an attention reads its packed weights
             or _attention_obstacle(module)
             or self._held([module, module.out_proj])
             or self._tied(packed.values())

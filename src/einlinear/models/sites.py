@@ -28,7 +28,8 @@ class Site:
     """One linear layer of a model, or one projection of an nn.MultiheadAttention.
 
     `module` is the layer or the attention; `part` the name of the projection, "" for a layer.
-    `obstacle` says why it cannot be replaced, "" if it can.
+    `obstacle` says why it cannot be replaced, "" if it can; `adapter` which PEFT adapter it is part
+    of, "" if it is part of none.
     """
 
     names: tuple[str, ...]
@@ -39,6 +40,7 @@ class Site:
     weight: nn.Parameter
     bias: nn.Parameter | None
     obstacle: str
+    adapter: str = ""
 
     @property
     def name(self) -> str:
@@ -178,7 +180,8 @@ def _linear_site(
 ) -> Site:
     weight: nn.Parameter = module.weight  # type: ignore[assignment]
     bias: nn.Parameter | None = getattr(module, "bias", None)
-    return Site(names, module, "", *widths, weight, bias, around.linear_obstacle(module))
+    obstacle, adapter = around.linear_obstacle(module), around.adapter(module)
+    return Site(names, module, "", *widths, weight, bias, obstacle, adapter)
 
 
 def _attention_sites(
