@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mypy import api
 
 import einlinear as el
 from test_layers import WITHOUT_TORCH
@@ -69,6 +70,11 @@ def fresh(code):
     return result.stdout.strip()
 
 
+def fresh_error(code):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
 def test_importing_the_package_imports_nothing_heavy():
     heavy = "{'torch', 'numpy', 'tyro', 'rich', 'plotly', 'matplotlib'} & set(sys.modules)"
     assert fresh(f"import einlinear, sys; print({heavy})") == "set()"
@@ -113,3 +119,17 @@ def test_the_table_and_the_types_agree():
 def test_an_unknown_name():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = el.nothing
+    assert "Did you mean: 'low_rank'?" in fresh_error("import einlinear as el; el.low_ranc")
+
+
+def test_a_type_checker_knows_every_name_and_no_other(tmp_path):
+    """What the modules hold is skipped: that takes minutes, and the names are all in one file."""
+    use = tmp_path / "use.py"
+    used = [f"el.{name}" for name in el.__all__]
+    use.write_text("\n".join(["import einlinear as el", *used, "el.low_ranc", "el._HOMES.get"]))
+    options = ["--config-file=", "--follow-imports=skip", "--no-site-packages"]
+    out, err, code = api.run([*options, "--cache-dir=/dev/null", str(use), el.__file__])
+    assert (err, code) == ("", 1)
+    wrong, total = out.splitlines()
+    assert wrong.startswith(f'{use}:{2 + len(used)}: error: Module has no attribute "low_ranc"')
+    assert total.startswith("Found 1 error in 1 file")

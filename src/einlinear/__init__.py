@@ -4,6 +4,7 @@ The public names stand in one table and are imported on first use, so that `impo
 quick and pulls in torch only when a name that needs it is touched.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -166,19 +167,19 @@ _HOMES = {
     "open_task": "studies.tasks.catalogue",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])
+if not TYPE_CHECKING:  # checkers take names from the imports above, so that a misspelt one is seen
+    __all__ = sorted([*_HOMES, "__version__"])
 
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            message = f"module 'einlinear' has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])  # adds the nearest
+        value = getattr(import_module(f"einlinear.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'einlinear' has no attribute {name!r}")
-    value = getattr(import_module(f"einlinear.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__
 
 
 _register_on_demand()
