@@ -5,7 +5,7 @@ READY := .venv/ready
 SELECT = -m "not slow"
 COVER =
 
-.PHONY: demo test test-all sanitize bench clean
+.PHONY: demo test test-all sanitize bench wheel clean
 
 demo: $(READY)  ## the main job on embedded data
 	$(BIN)/einlinear atlas --out demo
@@ -28,10 +28,13 @@ bench: $(READY)  ## layers against nn.Linear; how long plans, imports and the co
 	$(BIN)/einlinear bench --out demo/blocks --structures btt --tokens 1024 --repeats 5 --blocks 2
 	$(BIN)/einlinear bench --out demo/experts --structures btt --experts 16 --repeats 5
 
+wheel: $(READY)  ## dist/*.whl, one for all Pythons; installed and tried where there is no compiler
+	$(BIN)/python tests/check_wheel.py
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf .venv demo build .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv demo build dist .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

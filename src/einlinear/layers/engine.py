@@ -107,15 +107,27 @@ def _loaded_gomp() -> ctypes.CDLL | None:
     return None
 
 
+def libraries(folder: Path) -> list[Path]:
+    """The libraries in a folder, the one to load first.
+
+    setup.py builds _engine.so. Its older versions had a name for each Python in it, and what they
+    have left in a checkout must not win.
+    """
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    found = (path for path in folder.glob("_engine.*") if path.suffix in _SUFFIXES)
+
+    def place(path: Path) -> tuple[bool, bool, str]:
+        return path.stem != "_engine", not path.name.endswith(suffix), path.name
+
+    return sorted(found, key=place)
+
+
 @lru_cache(maxsize=1)
 def _load() -> tuple[_Library | None, str]:
     """The library, or why there is none."""
     if os.environ.get("EINLINEAR_NO_ENGINE", "") not in ("", "0"):
         return None, "EINLINEAR_NO_ENGINE is set"
-    folder = Path(__file__).parent
-    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))  # of this Python, should there be several
-    found = (p for p in folder.glob("_engine*") if p.suffix in _SUFFIXES)
-    paths = sorted(found, key=lambda p: (not p.name.endswith(suffix), p.name))
+    paths = libraries(Path(__file__).parent)
     if not paths:
         return None, "it was not built: install the package where there is a C compiler"
     try:
