@@ -205,3 +205,37 @@ def test_six_factors_work():
     assert plan.rank == 64
     assert plan.sizes["XA"] == 2
     assert el.btt(rank_exponent=HALF, num_factors=6).num_factors == 6
+
+
+def test_a_plan_as_text():
+    text = str(make_plan(el.btt(rank=2), 1009, 1024))
+    assert text.splitlines() == [
+        "structure              XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:2",
+        "widths                 1,009 -> 1,024",
+        "sizes                  XA 44, XAB 23, YB 32, YAB 32, AB 2",
+        "padding                input 1,009 -> 1,012 (0.3%)",
+        "equation               ...ga,garf,fgre->...fe",
+        "parameters             111,872  (10.83% of dense)",
+        "FLOPs/token (forward)  223,744  (10.83% of dense, 9.24 x fewer)",
+        "rank                   1,009 of 1,009",
+        "step A                 23 x 44 x 2 x 32: contracts XA, makes AB YAB; 129,536 FLOPs/token",
+        "step B                 32 x 23 x 2 x 32: contracts XAB AB, makes YB; 94,208 FLOPs/token",
+    ]
+
+
+@given(structures(max_factors=4), st.sampled_from(WIDTHS))
+def test_plans_count_compute_in_flops(s, widths):
+    plan = make_plan(s, *widths)
+    facts = plan.facts()
+    assert facts["FLOPs/token (forward)"].startswith(f"{2 * plan.macs:,}  (")
+    steps = [text for name, text in facts.items() if name.startswith("step ")]
+    flops = [int(text.split("; ")[1].split()[0].replace(",", "")) for text in steps]
+    assert sum(flops) == 2 * plan.macs
+
+
+def test_how_the_compute_of_a_plan_compares_with_dense():
+    def compared(structure, width=64):
+        return make_plan(el.parse(structure), width, width).facts()["FLOPs/token (forward)"]
+
+    assert compared("dense") == "8,192  (as many as dense)"
+    assert compared("btt(rank=8)") == "16,384  (200.00% of dense, 2.00 x more)"

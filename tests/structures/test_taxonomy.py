@@ -162,3 +162,38 @@ def test_sharing_vanishes_beyond_the_papers_subspace():
 def test_thetas_that_the_paper_calls_low_rank_but_are_not():
     for index in (6, 8):
         assert taxonomy(Structure.from_theta(PAPER_THETAS[index])).psi == 1
+
+
+@pytest.mark.parametrize(
+    ("structure", "text"),
+    [
+        (
+            el.monarch(),
+            "omega 0    FLOPs per parameter do not grow with the width d\n"
+            "psi   1    rank grows as d\n"
+            "nu    1/2  FLOPs grow as d^(3/2)",
+        ),
+        (
+            el.dense(),
+            "omega 0  FLOPs per parameter do not grow with the width d\n"
+            "psi   1  rank grows as d\n"
+            "nu    1  FLOPs grow as d^2: not below dense",
+        ),
+        (
+            el.low_rank(rank=3),
+            "omega 0  FLOPs per parameter do not grow with the width d\n"
+            "psi   0  rank does not grow\n"
+            "nu    0  FLOPs grow as d",
+        ),
+        (
+            el.kronecker(),
+            "omega 1/2  FLOPs per parameter grow as d^(1/2)\n"
+            "psi   1    rank grows as d\n"
+            "nu    1/2  FLOPs grow as d^(3/2)",
+        ),
+    ],
+)
+def test_a_taxonomy_as_text(structure, text):
+    kinds = taxonomy(structure)
+    assert str(kinds) == text
+    assert repr(kinds).startswith("Taxonomy(omega=Fraction(")

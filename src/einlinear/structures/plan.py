@@ -79,6 +79,38 @@ class Plan:
         # What decides all the rest; layers look their plan up at every call.
         return hash((self.text, self.d_in, self.d_out))
 
+    def __str__(self) -> str:
+        facts = self.facts()
+        width = max(map(len, facts))
+        return "\n".join(f"{name:{width}}  {value}" for name, value in facts.items())
+
+    def facts(self) -> dict[str, str]:
+        """The plan as people read it, by name. Compute is in FLOPs: two for each multiply-add."""
+        sides = (("input", self.d_in, self.d_in_padded), ("output", self.d_out, self.d_out_padded))
+        padded = [f"{n} {d:,} -> {full:,} ({full / d - 1:.1%})" for n, d, full in sides if full > d]
+        share, cost = self.params / self.dense_macs, self.macs / self.dense_macs
+        relation = f"{cost:.2%} of dense, " + (
+            f"{1 / cost:.2f} x fewer" if cost < 1 else f"{cost:.2f} x more"
+        )
+        return {
+            "structure": self.text,
+            "widths": f"{self.d_in:,} -> {self.d_out:,}",
+            "sizes": ", ".join(f"{edge} {size:,}" for edge, size in self.edge_sizes),
+            "padding": ", ".join(padded) or "none",
+            "equation": self.equation,
+            "parameters": f"{self.params:,}  ({share:.2%} of dense)",
+            "FLOPs/token (forward)": f"{2 * self.macs:,}  "
+            + ("(as many as dense)" if cost == 1 else f"({relation})"),
+            "rank": f"{self.rank:,} of {min(self.d_in, self.d_out):,}",
+            **{f"step {step.factor}": self._step_text(step) for step in self.steps},
+        }
+
+    def _step_text(self, step: Step) -> str:
+        shape = " x ".join(map(str, self.factor_shapes[step.factor]))
+        contracted, new = " ".join(step.contracted), " ".join(step.new)
+        flops = f"{2 * step.macs:,} FLOPs/token"
+        return f"{shape}: contracts {contracted or 'nothing'}, makes {new or 'nothing'}; {flops}"
+
     @property
     def sizes(self) -> dict[str, int]:
         """The size of every edge of the structure."""

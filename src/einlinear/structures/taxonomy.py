@@ -34,6 +34,29 @@ class Taxonomy:
         """Whether the cost does not fall below that of a dense layer."""
         return self.nu >= 1
 
+    def facts(self) -> dict[str, tuple[str, str]]:
+        """Each exponent as text, and what it says, by its name."""
+        reuse = f"grow as {power(self.omega)}" if self.omega else "do not grow with the width d"
+        rank = f"grows as {power(self.psi)}" if self.psi else "does not grow"
+        cost = f"FLOPs grow as {power(1 + self.nu)}" + ": not below dense" * self.is_degenerate
+        return {
+            "omega": (str(self.omega), f"FLOPs per parameter {reuse}"),
+            "psi": (str(self.psi), f"rank {rank}"),
+            "nu": (str(self.nu), cost),
+        }
+
+    def __str__(self) -> str:
+        facts = self.facts()
+        width = max(len(value) for value, _ in facts.values())
+        return "\n".join(f"{n:5} {value:{width}}  {text}" for n, (value, text) in facts.items())
+
+
+def power(exponent: Fraction) -> str:
+    """The width to an exponent, as text."""
+    if exponent.denominator > 1:
+        return f"d^({exponent})"
+    return "d" if exponent == 1 else f"d^{exponent}"
+
 
 class Growth(NamedTuple):
     """How fast multiply-adds, parameters and rank grow: exponents of the width."""
