@@ -1,12 +1,17 @@
 import os
+import re
 import subprocess
 import sys
+from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
+from einlinear import cli
 from einlinear.cli import main
+from einlinear.cli_words import call_of
 
 
 def run(capsys, *arguments):
@@ -204,3 +209,112 @@ def test_as_a_program():
     assert result.returncode == 2
     assert "did you mean 'btt'?" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("descrbe btt --width 3", ("there is no command 'descrbe'", "", "describe")),
+        ("swep", ("there is no command 'swep'", "", "sweep")),
+        (
+            "train --task txt --out x",
+            ("--task is 'txt'", "--task is one of text, pixels, regression, cifar", "text"),
+        ),
+        (
+            "train --task None --out x",
+            ("--task is 'None'", "--task is one of text, pixels, regression, cifar", None),
+        ),
+        (
+            "bench --dtype float3 --out x",
+            ("--dtype is 'float3'", "--dtype is one of float32, bfloat16, float64", "float32"),
+        ),
+        (
+            "landscape --activation rel --out x",
+            ("--activation is 'rel'", "--activation is one of relu, gelu", "relu"),
+        ),
+        (
+            "train --mirror wanb --out x",
+            ("--mirror is 'wanb'", "--mirror is one of tensorboard, wandb", "wandb"),
+        ),
+        ("train --tied maybe --out x", ("--tied is 'maybe'", "--tied is one of True, False", None)),
+        ("describe btt --width x", ("--width is 'x'", "--width is a whole number", None)),
+        ("bench --widths 4 x --out y", ("--widths is 'x'", "--widths is a whole number", None)),
+        ("train --lr big --out x", ("--lr is 'big'", "--lr is a number", None)),
+        (
+            "describe btt --widht 3",
+            ("einlinear describe has no flag '--widht'", "", "--width"),
+        ),
+        (
+            "train --head_algned=True --out x",
+            ("einlinear train has no flag '--head_algned=True'", "", "--head-aligned"),
+        ),
+        ("sweep s --no-dry-rn --out x", ("einlinear sweep has no flag", "", "--no-dry-run")),
+        ("landscape --seed 3 --out x", ("einlinear landscape has no flag", "", "--seeds")),
+        ("doctor -v", ("einlinear doctor has no flag '-v'", "", None)),
+        ("doctor me", ("einlinear doctor has no use for 'me'", "", None)),
+        ("landscape --seeds 0 --out x", ("seeds is 0", "seeds is a whole number of 1", None)),
+    ],
+)
+def test_words_that_are_wrong_are_three_lines(capsys, tmp_path, monkeypatch, words, error):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *words.split())
+    what, rule, meant = error
+    lines = err.splitlines()
+    assert (code, out, len(lines)) == (2, "", 3), err
+    assert lines[0].startswith(f"einlinear: {what}")
+    assert lines[1].startswith(f"  rule: {rule}")
+    assert lines[2].startswith("  fix:  ")
+    assert ("did you mean" in lines[2]) == (meant is not None)
+    assert meant is None or lines[2] == f'  fix:  did you mean "{meant}"?'
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_commands_that_exist_are_suggested(capsys):
+    names = {command.__name__ for command in cli.COMMANDS}
+    _, _, err = run(capsys, "serch")
+    meant = re.search('did you mean "(.*)"', err)
+    assert meant[1] == "search" if "search" in names else meant is None
+    assert f"rule: the commands are {', '.join(c.__name__ for c in cli.COMMANDS)}" in err
+
+
+def test_flags_that_are_given_in_every_way(monkeypatch):
+    for words in (["--no-dry-run"], ["--no-dry_run"], ["--dry-run"]):
+        call = call_of(cli.sweep, ["study", "--out=x", *words])
+        assert call.args == (Path("study"),)
+        assert call.keywords["dry_run"] == (words == ["--dry-run"])
+    call = call_of(cli.landscape, ["--rates", "-9", "-6", "--out", "x", "--weight-norm"])
+    flags = call.keywords["flags"]
+    assert (flags.rates, flags.naive_rates, flags.weight_norm) == ((-9, -6), None, True)
+    call = call_of(cli.train, ["--weight_norm", "false", "--lr", "1e-3", "--out", "x"])
+    assert (call.keywords["flags"].weight_norm, call.keywords["flags"].lr) == (False, 1e-3)
+    call = call_of(cli.sample, ["run", "--prompt=--width", "--top-k", "3"])
+    assert (call.keywords["prompt"], call.keywords["top_k"]) == ("--width", 3)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("name", ["", *(command.__name__ for command in cli.COMMANDS)])
+def test_help_fits_and_fills_the_terminal(capsys, monkeypatch, name, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, err = run(capsys, *[name] * bool(name), "--help")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("usage: ")) <= columns
+    assert "None" not in out
+    assert "(default: )" not in out
+    for line, following in pairwise(lines):
+        texts = [re.match(r"│ {4,}(\S+)", each) for each in (line, following)]
+        if all(texts):
+            taken = len(line.rstrip("│ ")) + 1 + len(texts[1][1])
+            assert taken > columns - 2, f"{line!r} has room for {texts[1][1]!r}"
+
+
+def test_a_terminal_that_is_narrow_wraps_errors(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(cli, "_is_terminal", lambda stream: True)
+    _, _, err = run(capsys, "serch")
+    assert err.splitlines() == [
+        "einlinear: there is no command 'serch'",
+        "  rule: the commands are describe, atlas, bench, landscape,",
+        "        prepare, train, sample, sweep, report, doctor",
+        "  fix:  einlinear --help says what each does",
+    ]

@@ -160,6 +160,7 @@ ORDER = [
     "blocks",
     "bench_page",
     "terminal",
+    "cli_words",
     "cli_structures",
     "cli_bench",
     "cli_landscape",

@@ -9,15 +9,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
+from shutil import get_terminal_size
+from textwrap import fill
 from threading import current_thread, main_thread
 from types import FrameType
+from typing import TextIO
 
 from einlinear import __version__
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 
 try:
-    import rich  # noqa: F401
     import tyro
+    from rich.panel import Panel
+    from rich.table import Table
 except ImportError:  # pragma: no cover - checked by hand in an environment without them
     print(
         "einlinear: the command line needs tyro and rich, which are not installed\n"
@@ -33,6 +37,8 @@ from einlinear.cli_report import report
 from einlinear.cli_structures import atlas, describe
 from einlinear.cli_sweep import sweep
 from einlinear.cli_train import prepare, sample, train
+from einlinear.cli_words import call_of, did_you_mean
+from einlinear.terminal import console
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     describe,
@@ -49,10 +55,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 """In the order of the help text. Each lives in a module cli_*.py; what is slow to load is imported
 inside it."""
 
-app = tyro.extras.SubcommandApp()
-for command in COMMANDS:
-    app.command(command)
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; bad input ends it with exit code 2 and three lines."""
@@ -68,10 +70,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         with warnings.catch_warnings(), _imports_end_whole():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _note  # type: ignore[assignment]
-            app.cli(prog="einlinear", description=_ABOUT, args=arguments or ["--help"])
+            _run(arguments)
         sys.stdout.flush()
     except EinlinearError as error:
-        print(f"einlinear: {error}", file=sys.stderr)
+        print(_wrapped(f"einlinear: {error}"), file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(_INTERRUPTED, file=sys.stderr)
@@ -82,6 +84,48 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not isinstance(error, BrokenPipeError):
             print(f"einlinear: cannot write the output: {error.strerror}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _wrapped(text: str) -> str:
+    """The lines of an error, wrapped between words in a terminal, and as they are in a log."""
+    if not _is_terminal(sys.stderr):
+        return text
+    width = max(40, get_terminal_size().columns)
+    return "\n".join(
+        fill(line, width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty()
+
+
+def _run(arguments: Sequence[str]) -> None:
+    commands = {command.__name__: command for command in COMMANDS}
+    name, *words = arguments or ["--help"]
+    if name in commands:
+        call_of(commands[name], words)()
+    elif name in ("-h", "--help"):
+        _print_commands()
+    elif name.startswith("--tyro-"):  # scripts that complete words in a shell
+        tyro.extras.subcommand_cli_from_dict(commands, prog="einlinear", args=list(arguments))
+    else:
+        raise EinlinearError(
+            what=f"there is no command {quote(name)}",
+            rule=f"the commands are {', '.join(commands)}",
+            fix=did_you_mean(name, list(commands), "einlinear --help says what each does", 0.7),
+        )
+
+
+def _print_commands() -> None:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for command in COMMANDS:
+        table.add_row(command.__name__, (command.__doc__ or "").partition("\n")[0])
+    screen = console(get_terminal_size().columns)
+    screen.print(_ABOUT, "\nusage: einlinear COMMAND ...\n", markup=False)
+    screen.print(Panel(table, title="commands", title_align="left"))
+    screen.print("einlinear COMMAND --help says more, and lists the flags.")
 
 
 @contextmanager

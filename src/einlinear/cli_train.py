@@ -39,7 +39,8 @@ else:
             shown = tyro.conf.arg(
                 help=words, help_behavior_hint=f"(default: {default})", metavar=_metavar(hint)
             )
-            found.append((field.name, Annotated[hint | None, shown], None))
+            words_only = tyro.conf.FlagConversionOff  # --compile True
+            found.append((field.name, Annotated[hint | None, shown, words_only], None))
         return found
 
     def _metavar(hint: object) -> str:
@@ -56,8 +57,11 @@ else:
     RunFlags = make_dataclass("RunFlags", _flags(), kw_only=True)
 
 
+_TEXTS = tyro.conf.arg(metavar="TEXT [TEXT ...]", help_behavior_hint="(required)")
+
+
 def prepare(
-    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional, _TEXTS],
     /,
     *,
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
