@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import torch
@@ -212,7 +213,13 @@ def test_the_command_measures_mixtures_instead_of_layers(capsys, tmp_path):
     shown = capsys.readouterr()
     assert "case 2 of 2: monarch, 2 of 4 experts, at width 16, 8 tokens" in shown.err
     lines = [line.split("│") for line in shown.out.splitlines() if "│" in line]
-    assert [line[6].strip() for line in lines] == ["2 of 2", "2 of 4"] * 12
+    assert [line[1].strip() for line in lines] == ["2 of 2", "2 of 4"] * 12
+    assert max(map(len, shown.out.splitlines()[:-2])) <= 80
+    assert shown.out.count("; against all experts") == 2
+    assert re.findall(r"^monarch, (2 of \d) experts: ", shown.out, re.MULTILINE) == [
+        "2 of 2",
+        "2 of 4",
+    ]
     found = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert {row["num_experts"] for row in found} == {2, 4}
     assert {row["kind"] for row in found} == {"baseline", "active", "masked", "mixture"}

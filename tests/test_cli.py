@@ -7,8 +7,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
+import einlinear as el
 from einlinear import cli
 from einlinear.cli import main
 from einlinear.cli_words import call_of
@@ -45,8 +45,8 @@ def test_describe_says_everything(capsys):
 
 def test_describe_shows_padding_and_a_second_width(capsys):
     _, out, _ = run(capsys, "describe", "monarch", "--width", "1009", "--out-width", "2027")
-    assert "input 1009 -> 1012 (0.3%)" in out
-    assert "output 2027 ->" in out
+    assert "input 1,009 -> 1,012 (0.3%)" in out
+    assert "output 2,027 ->" in out
     _, out, _ = run(capsys, "describe", "dense", "--width", "64")
     assert "not below dense" in out
 
@@ -117,11 +117,29 @@ def program(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
-def test_a_narrow_terminal_cuts_nothing(capsys, monkeypatch):
-    monkeypatch.setattr("einlinear.cli_structures.console", lambda: Console(width=60))
-    _, out, _ = run(capsys, "describe", "btt(rank=2)", "--width", "4096")
-    assert "524,288" in out
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_tables_of_a_structure_fit(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    structure = str(el.sample_structures(1, num_factors=4, seed=5)[0])
+    code, out, _ = run(capsys, "describe", structure, "--width", "4096")
+    assert code == 0
+    for step in el.make_plan(el.parse(structure), 4096, 4096).steps:
+        assert re.search(rf"┃ +meet {step.factor} ", out)
+        assert f" {2 * step.macs:,} │" in out
+    assert out.count("FLOPs/token ") == 1 + {50: 4, 80: 4, 200: 2}[columns]
     assert "\u2026" not in out
+    tables = [line for line in out.splitlines() if line[0] in "┏┃┡│└"]
+    assert max(map(len, tables)) <= columns
+
+
+def test_the_structure_is_shown_as_it_was_typed(capsys):
+    _, out, _ = run(capsys, "describe", "btt( rank = 2 )", "--width", "64")
+    rows = dict(re.findall(r"^([\w ]+?) {2,}(.*?) *$", out, re.MULTILINE))
+    assert rows["structure"] == "btt( rank = 2 )"
+    assert rows["as edges"] == "XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:2"
+    _, out, _ = run(capsys, "describe", "XA^1 YA^1", "--width", "64")
+    assert out.startswith("structure              XA^1 YA^1 ")
+    assert out.count("XA^1 YA^1") == 1
 
 
 def test_a_terminal_without_unicode():

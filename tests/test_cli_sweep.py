@@ -31,7 +31,7 @@ def test_a_dry_run_says_everything_and_writes_nothing(capsys, tmp_path, study):
     code, printed, err = run(capsys, "sweep", str(study), "--out", str(out), "--dry-run")
     assert code == 0, err
     plans = [plan_runs(el.load_study(study))]
-    assert f"4 runs, {sum(r.flops for r in plans[0]):.3g} FLOPs in all" in printed
+    assert f"4 runs, {sum(r.flops for r in plans[0]):.3g} training FLOPs in all" in printed
     assert "of 1 thread each; about" in printed
     rows = [line.split() for line in printed.splitlines() if line.startswith("│")]
     assert [(row[1], row[3], row[7], row[9]) for row in rows] == [
@@ -48,6 +48,18 @@ def test_a_dry_run_for_ray_knows_no_cluster(capsys, tmp_path, study):
     assert "as many at once as there is room for, by tasks of Ray of 1 thread each; " in printed
     _, printed, _ = run(capsys, *command, "ray", "--processes", "3")
     assert "3 at once by tasks of Ray" in printed
+
+
+def test_the_plan_fits_80_columns(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "study.json"
+    names = ["theta(1/2,1/4,1/4,1/4,1/2,1/4,0)", "btt( rank=2 )"]
+    path.write_text(json.dumps({"base": TINY, "grid": {"structure": names}}))
+    _, printed, _ = run(capsys, "sweep", str(path), "--out", str(tmp_path / "out"), "--dry-run")
+    table = [line for line in printed.splitlines() if line[0] in "┏┃┡│└"]
+    assert {len(line) for line in table} == {80}
+    words = "".join(line.split("│")[1].strip() for line in table if line[0] == "│")
+    assert words == "".join(names)
 
 
 def test_combinations_that_are_the_same_run(capsys, tmp_path):

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from einlinear import read_record
+from einlinear import Study, read_record
 from einlinear.studies.record import RunRecord
+from einlinear.studies.sweeps.planner import plan_runs
 from runs import TINY, tiny
 from test_cli import run
 
@@ -28,7 +29,9 @@ def test_train_sample(capsys, tmp_path):
     for words in (
         record.id,
         f"{record.counts.params:,}",
-        f"{record.counts.macs:,}, in linear layers {record.counts.linear_macs:,}",
+        f"FLOPs/token (forward)  {2 * record.counts.macs:,}, in linear layers "
+        f"{2 * record.counts.linear_macs:,}",
+        f"training FLOPs         {6 * record.counts.macs * 1536:.3g}, forward and backward",
         "24 of 64 tokens, 1,536 in all",
         str(out),
         f"finished with a loss of {record.final_loss:.4f} after 24 steps",
@@ -36,6 +39,9 @@ def test_train_sample(capsys, tmp_path):
         assert words in printed
     table = [line for line in printed.splitlines() if line.startswith("│")]
     assert len(table) == len(record.curve)
+    (planned,) = plan_runs(Study("one", {**TINY, "structure": "btt(rank=2)"}))
+    assert table[-1].split("│")[3].strip() == f"{planned.flops:.3g}", "what sweep calls FLOPs"
+    assert max(map(len, table)) <= 80
     assert "step 24 of 24, loss" in err
     again = run(capsys, *command)
     assert again[0] == 0

@@ -159,6 +159,7 @@ ORDER = [
     "bench_experts",
     "blocks",
     "bench_page",
+    "bench_words",
     "terminal",
     "cli_words",
     "cli_structures",

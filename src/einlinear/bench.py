@@ -90,7 +90,7 @@ def bench_case(
     torch.manual_seed(0)
     layer = EinsumLinear(width, width, structure=structure, dtype=dtype)
     x = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
-    runs, notes = _runs(layer, x)
+    runs, notes = _runs(layer, x, structure)
     limit = layer.plan.dense_macs / layer.plan.macs
     rows = []
     for mode in MODES:
@@ -122,7 +122,7 @@ def within(mode: str, on_progress: Callable[[str], None] | None) -> Callable[[st
     return None if on_progress is None else lambda text: on_progress(f"{mode}, {text}")
 
 
-def _runs(layer: EinsumLinear, x: Tensor) -> tuple[dict[str, Run], list[str]]:
+def _runs(layer: EinsumLinear, x: Tensor, structure: str) -> tuple[dict[str, Run], list[str]]:
     """What is timed, by name: the multiply alone in each way, then layers with their bias."""
     plan, width = layer.plan, layer.in_features
     padded = nn.functional.pad(x.detach(), (0, plan.d_in_padded - width)).requires_grad_()
@@ -132,14 +132,14 @@ def _runs(layer: EinsumLinear, x: Tensor) -> tuple[dict[str, Run], list[str]]:
     for variant in VARIANTS:
         forward = partial(multiply, plan, x, factors, variant)
         runs[variant] = Run("variant", LINEAR, forward, (x, *factors))
-    peers, notes = make_peers(plan, factors)
+    peers, notes = make_peers(plan, factors, structure)
     for peer in peers:
         run = Run("peer", LINEAR, partial(peer.run, padded), (padded, *peer.tensors))
         try:
             run.action(MODES[-1])()
             runs[peer.name] = run
         except Exception as error:  # whatever happens in another library is no reason to stop
-            notes.append(f"{peer.name} is left out of {plan.text}: {failure(error)}")
+            notes.append(f"{peer.name} is left out of {structure}: {failure(error)}")
     for name, kind, module in (
         (LINEAR_BIAS, "baseline", linear_bias),
         ("layer", "layer", layer),

@@ -28,7 +28,7 @@ class BenchRow:
     "layer" (EinsumLinear as it is called, with bias and weight normalisation), "stack" (a step of
     training transformer blocks, see blocks.py), or for mixtures of experts "mixture", "active" or
     "masked" (see bench_experts.py); baseline is the row it is compared with, which has a bias if
-    this one has. limit is the speed that counts of multiply-adds allow. speed is the median over
+    this one has. limit is the speed that the FLOPs allow. speed is the median over
     rounds of the baseline's time by this one's, low and high the ends of the middle four fifths;
     peak_bytes is the most memory that torch held at once beyond what was there, plus the engine's
     workspace. num_experts and num_active are 0 where there are no experts.

@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
-from shutil import get_terminal_size
-from textwrap import fill
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import TextIO
@@ -38,7 +36,7 @@ from einlinear.cli_structures import atlas, describe
 from einlinear.cli_sweep import sweep
 from einlinear.cli_train import prepare, sample, train
 from einlinear.cli_words import call_of, did_you_mean
-from einlinear.terminal import console
+from einlinear.terminal import columns, console, wrapped
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     describe,
@@ -90,11 +88,7 @@ def _wrapped(text: str) -> str:
     """The lines of an error, wrapped between words in a terminal, and as they are in a log."""
     if not _is_terminal(sys.stderr):
         return text
-    width = max(40, get_terminal_size().columns)
-    return "\n".join(
-        fill(line, width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
-        for line in text.splitlines()
-    )
+    return "\n".join(wrapped(line, " " * 8) for line in text.splitlines())
 
 
 def _is_terminal(stream: TextIO) -> bool:
@@ -122,7 +116,7 @@ def _print_commands() -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
     for command in COMMANDS:
         table.add_row(command.__name__, (command.__doc__ or "").partition("\n")[0])
-    screen = console(get_terminal_size().columns)
+    screen = console(columns())
     screen.print(_ABOUT, "\nusage: einlinear COMMAND ...\n", markup=False)
     screen.print(Panel(table, title="commands", title_align="left"))
     screen.print("einlinear COMMAND --help says more, and lists the flags.")

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from rich.markup import escape
 from rich.table import Table
 
 from einlinear.errors import EinlinearError
-from einlinear.terminal import console, facts_table, save, write
+from einlinear.terminal import columns, console, facts_table, fitted, save, wrapped, write
 
 if TYPE_CHECKING:
     from rich.status import Status
 
     from einlinear.bench import Case
-    from einlinear.bench_rows import BenchResult, BenchRow
+    from einlinear.bench_rows import BenchResult
+    from einlinear.bench_words import ShownTable
     from einlinear.blocks import StackCase
 
     _Jobs = list[tuple[str, Callable[..., BenchResult]]]
@@ -72,7 +74,8 @@ def bench(
 
     from einlinear.bench import bench_cases
     from einlinear.bench_page import bench_page
-    from einlinear.bench_rows import as_json, merged, speeds, tables
+    from einlinear.bench_rows import as_json, merged, speeds
+    from einlinear.bench_words import sentences, shown_tables
     from einlinear.blocks import stack_cases
     from einlinear.machine import machine_facts
 
@@ -80,7 +83,7 @@ def bench(
     layers = bench_cases(structures, widths, tokens)
     stacks = stack_cases(structures, widths, tokens, blocks)
     jobs = [*_layer_jobs(layers, experts, active), *_stack_jobs(stacks)]
-    screen = console(170)
+    screen = console()
     results = []
     with screen.status("") as status:
         for number, (text, job) in enumerate(jobs, 1):
@@ -88,11 +91,15 @@ def bench(
             results.append(job(getattr(torch, dtype), repeats=repeats, on_progress=show))
             save(out / "bench.json", json.dumps(as_json(merged(results))))
     result = merged(results)
-    screen.print(", ".join(f"{name} {value}" for name, value in machine_facts().items()))
-    for groups in tables(result.rows):
-        screen.print(_bench_table(groups, old))
+    print(wrapped(", ".join(f"{name} {value}" for name, value in machine_facts().items())))
+    for table in shown_tables(result.rows, columns(), old):
+        print(f"\n{wrapped(table.heading)}")
+        print(wrapped(table.flops), end="\n" * bool(table.flops))
+        screen.print(_bench_table(table))
     for note in result.notes:
-        screen.print(note, markup=False)
+        print(wrapped(note))
+    print("limit: the speed that the FLOPs allow; from - to: four fifths of the rounds\n")
+    print("\n".join(map(wrapped, sentences(result.rows))))
     write(out / "bench.json", json.dumps(as_json(result), indent=1))
     write(out / "bench.html", bench_page(result))
 
@@ -160,20 +167,17 @@ def doctor() -> None:
     console().print(facts_table(machine_facts()))
 
 
-def _bench_table(
-    groups: Sequence[Sequence[BenchRow]], old: Mapping[tuple[object, ...], float] | None
-) -> Table:
-    """One section: a line for each row, and a rule after each group."""
-    from einlinear.bench_rows import WORDS, cells, is_ours
+def _bench_table(shown: ShownTable) -> Table:
+    side: Literal["left", "right"]
+    from einlinear.bench_rows import WORDS
 
     table = Table(padding=(0, 0, 0, 1))
-    for name in cells(groups[0][0], old):
-        table.add_column(name, justify="left" if name in WORDS else "right")
-    for group in groups:
-        for number, row in enumerate(group, 1):
-            style = "bold" if is_ours(row) else None
-            table.add_row(*cells(row, old).values(), style=style, end_section=number == len(group))
-    return table
+    for name in shown.names:
+        side = "left" if name in WORDS else "right"
+        table.add_column(name, justify=side, no_wrap=name != "structure", overflow="fold")
+    for words, is_bold in zip(shown.lines, shown.is_bold, strict=True):
+        table.add_row(*map(escape, words), style="bold" if is_bold else None)
+    return fitted(table)
 
 
 def _read(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from einlinear.errors import EinlinearError
-from einlinear.terminal import console
+from einlinear.terminal import console, say
 
 if TYPE_CHECKING:
     from einlinear.studies.fit import Linf
@@ -65,7 +65,7 @@ def _make(directory: Path, out: Path | None, settings: Settings) -> None:
     if files.words.cautions:
         lines += ["What these runs cannot say:", *(f"- {text}" for text in files.words.cautions)]
     for line in lines:
-        print(line.replace("`", ""))
+        say(line.replace("`", ""), indent="  ")
     print(f"wrote {files.page}")
     print(f"wrote {len(files.figures)} figures and {len(files.tables)} tables beside it")
 

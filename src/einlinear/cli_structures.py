@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +11,9 @@ from rich.table import Table
 
 from einlinear.structures.diagram import draw_structure
 from einlinear.structures.plan import Plan, Step, make_plan
-from einlinear.structures.taxonomy import taxonomy
+from einlinear.structures.taxonomy import power, taxonomy
 from einlinear.structures.text import parse
-from einlinear.terminal import console, facts_table, write
+from einlinear.terminal import columns, console, facts_table, fitted, table_width, write
 
 
 def describe(
@@ -34,7 +34,7 @@ def describe(
     """
     plan = make_plan(parse(structure), width, width if out_width is None else out_width)
     screen = console()
-    for table in (_facts(plan), _edge_table(plan), *_step_tables(plan, screen.width)):
+    for table in (_facts(plan, structure), _edge_table(plan), *_step_tables(plan)):
         screen.print(table)
     if svg is not None:
         write(svg, draw_structure(plan))
@@ -62,37 +62,16 @@ def atlas(
     write(out / "atlas.html", page)
 
 
-def _facts(plan: Plan) -> Table:
-    kinds = taxonomy(plan.structure)
-    dense = plan.dense_macs
-    padded = [
-        f"{name} {width} -> {full} ({full / width - 1:.1%})"
-        for name, width, full in (
-            ("input", plan.d_in, plan.d_in_padded),
-            ("output", plan.d_out, plan.d_out_padded),
-        )
-        if full > width
-    ]
-    full_rank = min(plan.d_in, plan.d_out)
-    rows = {
-        "structure": str(plan.structure),
-        "widths": f"{plan.d_in} -> {plan.d_out}",
-        "equation": plan.equation,
-        "parameters": f"{plan.params:,}  ({plan.params / dense:.2%} of dense)",
-        "FLOPs per token": f"{2 * plan.macs:,}  ({plan.macs / dense:.2%} of dense, "
-        f"{dense / plan.macs:.2f} x fewer)",
-        "rank": f"{plan.rank:,} of {full_rank:,}",
-        "omega": f"{kinds.omega}  (FLOPs per parameter grow as {_power(kinds.omega)})",
-        "psi": f"{kinds.psi}  (rank grows as {_power(kinds.psi)})",
-        "nu": f"{kinds.nu}  (FLOPs grow as {_power(1 + kinds.nu)}"
-        + (": not below dense)" if kinds.is_degenerate else ")"),
-        "padding": ", ".join(padded) or "none",
-    }
-    return facts_table(rows)
-
-
-def _power(exponent: Fraction) -> str:
-    return f"d^({exponent})" if exponent.denominator > 1 else f"d^{exponent}"
+def _facts(plan: Plan, typed: str) -> Table:
+    """What the plan says, and the exponents; the structure as it was typed, and its edges."""
+    facts = plan.facts()
+    rows = {"structure": typed, "as edges": facts["structure"]}
+    if typed == facts["structure"]:
+        del rows["as edges"]
+    shown = ("widths", "equation", "parameters", "FLOPs/token (forward)", "rank", "padding")
+    rows |= {name: facts[name] for name in shown}
+    kinds = taxonomy(plan.structure).facts()
+    return facts_table(rows | {name: f"{value}  ({text})" for name, (value, text) in kinds.items()})
 
 
 def _edge_table(plan: Plan) -> Table:
@@ -100,26 +79,30 @@ def _edge_table(plan: Plan) -> Table:
     for name in ("given", "size"):
         table.add_column(name, justify="right")
     for (edge, value), size in zip(plan.structure.edges, plan.sizes.values(), strict=True):
-        given = f"fixed {value}" if isinstance(value, int) else _power(value)
+        given = f"fixed {value}" if isinstance(value, int) else power(value)
         table.add_row(edge, ", ".join(edge), given, f"{size:,}")
     return table
 
 
-def _step_tables(plan: Plan, width: int) -> list[Table]:
-    """One table of all steps; in a narrow terminal a list of facts for each."""
-    facts = [_step_facts(plan, step) for step in plan.steps]
-    if width >= 110:
-        table = Table(*facts[0], title="steps", title_justify="left")
-        for row in facts:
-            table.add_row(*row.values())
-        return [table]
-    tables = []
-    for row in facts:
-        table = Table(show_header=False, title=f"step: meet {row['meets']}", title_justify="left")
-        for name, value in row.items():
-            table.add_row(name, value)
-        tables.append(table)
-    return tables
+def _step_tables(plan: Plan) -> list[Table]:
+    """A column for each step, as many in a table as there is room for."""
+    steps = [_step_facts(plan, step) for step in plan.steps]
+    for count in range(len(steps), 0, -1):
+        tables = [
+            _step_table(steps[first : first + count]) for first in range(0, len(steps), count)
+        ]
+        if all(table_width(table) <= columns() for table in tables):
+            break
+    return [fitted(table) for table in tables]
+
+
+def _step_table(steps: Sequence[Mapping[str, str]]) -> Table:
+    table = Table("step", title="steps", title_justify="left")
+    for step in steps:
+        table.add_column(f"meet {step['meets']}", justify="right", overflow="fold")
+    for name in list(steps[0])[1:]:
+        table.add_row(name, *(step[name] for step in steps))
+    return table
 
 
 def _step_facts(plan: Plan, step: Step) -> dict[str, str]:
@@ -132,6 +115,6 @@ def _step_facts(plan: Plan, step: Step) -> dict[str, str]:
         "kept": " ".join(step.kept),
         "fan-in": f"{step.fan_in:,}",
         "fan-out": f"{step.fan_out:,}",
-        "multiply-adds": f"{step.macs:,}",
+        "FLOPs/token": f"{2 * step.macs:,}",
         "share": f"{step.macs / plan.macs:.0%}",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.markup import escape
@@ -23,7 +23,7 @@ from einlinear.studies.sweeps.sweep import (
     sweep_directory,
 )
 from einlinear.sweep_display import sweep_display
-from einlinear.terminal import console
+from einlinear.terminal import console, fitted
 
 if TYPE_CHECKING:
     from einlinear.studies.sweeps.executor import Executor
@@ -109,7 +109,9 @@ def _print_plan(plan: SweepPlan) -> None:
         groups.setdefault(key, []).append(run)
     table = Table(title=f"study {escape(plan.study.name)}", title_justify="left")
     for name in ("structure", "width", "depth", "runs", "done", "FLOPs", "time of one"):
-        table.add_column(name, justify="left" if name == "structure" else "right")
+        is_name = name == "structure"
+        side: Literal["left", "right"] = "left" if is_name else "right"
+        table.add_column(name, justify=side, no_wrap=not is_name, overflow="fold")
     for (structure, width, depth), runs in groups.items():
         times = [run.seconds for run in runs]
         table.add_row(
@@ -121,7 +123,7 @@ def _print_plan(plan: SweepPlan) -> None:
             f"{sum(run.flops for run in runs):.3g}",
             "unknown" if runs[0].is_guessed else _from_to(min(times), max(times)),
         )
-    screen.print(table)
+    screen.print(fitted(table))
     print(_plan_line(plan))
     print(f"writes to {plan.out}")
 
@@ -132,7 +134,7 @@ def _from_to(low: float, high: float) -> str:
 
 def _plan_line(plan: SweepPlan) -> str:
     left = len(plan.runs) - len(plan.finished)
-    line = f"{len(plan.runs)} runs, {plan.flops:.3g} FLOPs in all"
+    line = f"{len(plan.runs)} runs, {plan.flops:.3g} training FLOPs in all"
     if plan.repeats:
         line += f"; combinations that repeat another: {plan.repeats}"
     if plan.finished:

@@ -16,7 +16,8 @@ from rich.table import Table
 from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig
 from einlinear.studies.config_file import read_config
-from einlinear.terminal import console, facts_table
+from einlinear.studies.sweeps.plan import FLOPS_PER_MAC
+from einlinear.terminal import console, facts_table, fitted, say
 
 if TYPE_CHECKING:
     from einlinear.studies.plan_run import RunPlan
@@ -156,8 +157,8 @@ def train(
                 raise SystemExit(0) from None
             raise
     if rank == 0:
-        screen.print(_curve_table(record))
-        print(_result(record))
+        screen.print(fitted(_curve_table(record)))
+        say(_result(record))
         print(f"wrote {out / 'record.json'}")
         if record.curve[-1].routing:
             _draw_routing(record, out / "routing.svg")
@@ -239,10 +240,11 @@ def _plan_table(config: RunConfig, plan: RunPlan, out: Path, step: int) -> Table
         "model": f"width {config.width}, depth {config.depth}, {config.structure}"
         + experts * bool(config.num_experts),
         "parameters": f"{counts.params:,}",
-        f"multiply-adds per {unit}": f"{counts.macs:,}, in linear layers {counts.linear_macs:,}",
+        f"FLOPs/{unit} (forward)": f"{2 * counts.macs:,}, in linear layers "
+        f"{2 * counts.linear_macs:,}",
         "steps": f"{config.steps:,} of {plan.units_per_step:,} {unit}s, {units:,} in all"
         + f"; going on from step {step:,}" * bool(step),
-        "multiply-adds in all": f"{units * counts.macs:.3g} forward",
+        "training FLOPs": f"{FLOPS_PER_MAC * units * counts.macs:.3g}, forward and backward",
         "writes to": str(out),
     }
     if isinstance(plan.task, TextTask):
@@ -252,13 +254,13 @@ def _plan_table(config: RunConfig, plan: RunPlan, out: Path, step: int) -> Table
 
 def _curve_table(record: RunRecord) -> Table:
     table = Table()
-    for name in ("step", f"{record.unit}s", "multiply-adds", "seconds", "loss", "training loss"):
+    for name in ("step", f"{record.unit}s", "training FLOPs", "seconds", "loss", "training loss"):
         table.add_column(name, justify="right")
     for point in record.curve:
         table.add_row(
             f"{point.step:,}",
             f"{point.units:,}",
-            f"{point.macs:.3g}",
+            f"{FLOPS_PER_MAC * point.macs:.3g}",
             f"{point.seconds:.1f}",
             *("-" if loss is None else f"{loss:.4f}" for loss in (point.loss, point.train_loss)),
         )

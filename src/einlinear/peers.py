@@ -43,8 +43,13 @@ class Peer:
     y_edges: tuple[str, ...]
 
 
-def make_peers(plan: Plan, factors: Sequence[Tensor]) -> tuple[list[Peer], list[str]]:
-    """The peers that compute this layer, with these factors; and a line for each that fails."""
+def make_peers(
+    plan: Plan, factors: Sequence[Tensor], structure: str
+) -> tuple[list[Peer], list[str]]:
+    """The peers that compute this layer, with these factors; and a line for each that fails.
+
+    The line names the structure as it was typed.
+    """
     makers: dict[str, Callable[[], Peer | None]] = {}
     if find_spec("tltorch") and find_spec("tensorly"):
         makers["tltorch"] = partial(tltorch_peer, plan, factors, "factorized")
@@ -59,7 +64,7 @@ def make_peers(plan: Plan, factors: Sequence[Tensor]) -> tuple[list[Peer], list[
                 check_peer(peer, plan, factors)
                 peers.append(peer)
         except Exception as error:  # whatever happens in another library is no reason to stop
-            notes.append(f"{name} is left out of {plan.text}: {failure(error)}")
+            notes.append(f"{name} is left out of {structure}: {failure(error)}")
     return peers, notes
 
 

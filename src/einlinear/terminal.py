@@ -5,23 +5,61 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 
 from rich.console import Console
 from rich.table import Table
 
 from einlinear.files import write_whole
 
+_WIDE = 10_000
 
-def console(width: int = 132) -> Console:
-    """Where tables go; so wide if it is no terminal."""
-    # Tables piped into a file or a pager are not cut at 80 columns.
+
+def columns() -> int:
+    """How wide tables are: as the terminal is, or as COLUMNS says; 80 in a pipe or a file."""
+    return get_terminal_size().columns
+
+
+def console(width: int = _WIDE) -> Console:
+    """Where text goes; so wide if it is no terminal, since lines of a log are not broken."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+def fitted(table: Table) -> Table:
+    """The table, made as narrow as the terminal; 80 columns in a pipe. Cells are folded for it."""
+    if table_width(table) > columns():
+        table.width = columns()
+    return table
+
+
+def table_width(table: Table) -> int:
+    """How many columns the table takes if no cell is folded."""
+    return Console(width=_WIDE).measure(table).maximum
+
+
+def say(text: str, indent: str = "") -> None:
+    """Print a paragraph, in a terminal broken between words; further lines are indented."""
+    if sys.stdout.isatty():
+        text = wrapped(text, indent)
+    print(text)
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """A paragraph in lines that fit, broken between words only."""
+    return fill(
+        text,
+        max(40, columns()),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def facts_table(facts: Mapping[str, object]) -> Table:
     """One line for each fact: its name, and its value, which is folded rather than cut."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(name, str(value))

@@ -34,7 +34,7 @@ def test_the_page_needs_nothing_else(rows):
     for name in NAMED_EXAMPLES:
         assert name in page
     assert page.count("<svg") >= len(NAMED_EXAMPLES)
-    assert "65,536" in page, "the multiply-adds of a Monarch layer of width 1024"
+    assert "<td class='n'>131,072</td>" in page, "2 FLOPs for each multiply-add of a Monarch layer"
 
 
 def test_every_structure_is_drawn(rows):

@@ -22,6 +22,7 @@ def test_the_picture_names_every_node_and_edge(name):
     for edge, size in plan.sizes.items():
         assert f"{edge} {size}" in texts
     assert str(plan.structure) in " ".join(texts)
+    assert f"{2 * plan.macs:,} FLOPs per token, " in " ".join(texts)
     assert len(list(root.iter(f"{SVG}path"))) == len(plan.sizes)
 
 

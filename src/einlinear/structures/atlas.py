@@ -244,7 +244,7 @@ def _table_row(row: AtlasRow, plan: Plan) -> str:
         f"<td><code class='edges'>{escape(str(row.structure))}</code></td>",
         *(f"<td class='n'>{value}</td>" for value in (t.omega, t.psi, t.nu)),
         f"<td class='n'>{plan.params:,}</td>",
-        f"<td class='n'>{plan.macs:,}</td>",
+        f"<td class='n'>{2 * plan.macs:,}</td>",
         f"<td class='n'>{plan.macs / plan.dense_macs:.1%}</td>",
         f"<td class='n'>{plan.rank:,}</td>",
     ]

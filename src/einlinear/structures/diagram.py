@@ -204,7 +204,7 @@ def _draw_caption(plan: Plan, picture: Picture) -> list[str]:
     counts = [
         f"{plan.d_in:,} \u2192 {plan.d_out:,} \u00b7 {plan.params:,} parameters "
         f"\u00b7 rank {plan.rank:,}",
-        f"{plan.macs:,} multiply-adds per token, {plan.macs / plan.dense_macs:.1%} of dense",
+        f"{2 * plan.macs:,} FLOPs per token, {plan.macs / plan.dense_macs:.1%} of dense",
     ]
     below = y + 20 * len(lines) + 4
     return [

@@ -1,0 +1,117 @@
+"""A benchmark as a terminal shows it: headings, columns that fit, a sentence for each result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from einlinear.bench_rows import LINEAR, LINEAR_BIAS, MODES, BenchRow, cells, is_ours, tables
+
+_IN_HEADING = ("structure", "width", "tokens", "dtype", "pass")
+_DISPENSABLE = ("of limit", "peak MB", "from - to", "tokens/s", "limit")
+"""Columns that are left out where the terminal is narrow, the first first; the page has all."""
+_BORDERS = 2  # columns of text that each column of a table takes beside its words
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTable:
+    """Rows that are seen together: a heading, the names of the columns, words for each row.
+
+    flops says what a layer computes; it is empty for others.
+    """
+
+    heading: str
+    flops: str
+    names: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    is_bold: tuple[bool, ...]
+
+    @property
+    def width(self) -> int:
+        """How many columns of text the table takes."""
+        widths = [max(map(len, column)) for column in zip(self.names, *self.lines, strict=True)]
+        return sum(widths) + _BORDERS * len(widths) + 1
+
+
+def shown_tables(
+    rows: Sequence[BenchRow], width: int, old: Mapping[tuple[object, ...], float] | None = None
+) -> list[ShownTable]:
+    """All rows in tables of at most that width; old are speeds to compare with."""
+    groups = [group for section in tables(rows) for group in section]
+    return [_fitted(part, width, old) for group in groups for part in _parts(group)]
+
+
+def _parts(group: Sequence[BenchRow]) -> list[list[BenchRow]]:
+    """Mixtures apart by what they are compared with; others as they are."""
+    found: dict[str, list[BenchRow]] = {}
+    for row in group:
+        found.setdefault(row.baseline if row.section == "experts" else "", []).append(row)
+    return list(found.values())
+
+
+def _fitted(
+    rows: Sequence[BenchRow], width: int, old: Mapping[tuple[object, ...], float] | None
+) -> ShownTable:
+    lines = [cells(row, old) for row in rows]
+    first = rows[0]
+    kept = [name for name in lines[0] if name not in (*_IN_HEADING, "against")]
+    if first.section == "blocks":
+        kept = ["structure", *(name for name in kept if name != "variant")]
+    flops = "".join(flops_text(row) for row in rows if row.kind == "layer")
+    bold = tuple(is_ours(row) for row in rows)
+    dropped = iter(_DISPENSABLE)
+    while True:
+        words = tuple(tuple(line[name] for name in kept) for line in lines)
+        table = ShownTable(_heading(first), flops, tuple(kept), words, bold)
+        spare = next(dropped, None)
+        if table.width <= width or spare is None:
+            return table
+        kept = [name for name in kept if name != spare]
+
+
+def _heading(row: BenchRow) -> str:
+    """What all rows of a table share."""
+    name = "blocks" if row.section == "blocks" else row.structure
+    heading = f"{name}, {_setting(row)}, {row.dtype}"
+    if row.section == "experts" and row.baseline != LINEAR_BIAS:
+        heading += f"; against {row.baseline}"
+    return heading
+
+
+def _setting(row: BenchRow) -> str:
+    mode = row.mode.replace("+", " + ")
+    return f"width {row.width}, {row.tokens} tokens, {mode}"
+
+
+def flops_text(row: BenchRow) -> str:
+    """What a layer computes for a token, and what nn.Linear does: 2 FLOPs for a multiply-add.
+
+    Backward takes twice as many as forward.
+    """
+    dense = 2 * row.width**2 * (1 if row.mode == MODES[0] else 3)
+    passes = row.mode.replace("+", " + ")
+    return f"FLOPs/token ({passes}): {round(dense / row.limit):,}, {LINEAR} {dense:,}"
+
+
+def sentences(rows: Sequence[BenchRow]) -> list[str]:
+    """How many times faster each layer, mixture or stack is than nn.Linear, in words.
+
+    Of layers and mixtures it is training that counts: forward and backward.
+    """
+    found = []
+    for row in rows:
+        is_layer = row.kind in ("layer", "mixture") and row.baseline == LINEAR_BIAS
+        if (is_layer and row.mode == MODES[1]) or row.kind == "stack":
+            experts = f", {row.num_active} of {row.num_experts} experts" * bool(row.num_experts)
+            found.append(f"{row.structure}{experts}: {_compared(row)}")
+    return found
+
+
+def _compared(row: BenchRow) -> str:
+    if row.rounds > 1 and row.low < 1 < row.high:
+        spread = f"{row.low:.2f} to {row.high:.2f} x its speed; {_setting(row)}"
+        return f"about as fast as {LINEAR} here ({spread})"
+    is_faster = row.speed >= 1
+    times = row.speed if is_faster else 1 / row.speed
+    amount = f"{times:.1f}" if times < 9.95 else f"{times:.0f}"
+    return f"{amount} x {'faster' if is_faster else 'slower'} than {LINEAR} here ({_setting(row)})"
