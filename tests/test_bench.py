@@ -173,7 +173,8 @@ def test_a_run_is_compared_with_another(capsys, tmp_path, no_peers):
     last = {words[1]: words[-2] for words in cells}
     assert last["nn.Linear"] == "1000000000.00"
     assert last["layer"] == "-"
-    for text in ("{}", "[]", "no json", '{"rows": [{}]}'):
+    huge = json.dumps({"rows": [payload["rows"][0] | {"speed": 10**400}]})
+    for text in ("{}", "[]", "no json", '{"rows": [{}]}', "[" * 100_000, huge):
         old.write_text(text)
         with pytest.raises(SystemExit) as stop:
             main([*words, "--compare", str(old)])
@@ -386,3 +387,26 @@ def test_cases_that_are_done_survive_an_interruption(tmp_path, monkeypatch):
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert {row["width"] for row in rows} == {16}
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--widths 64 16777216 --tokens 8", "width 16,777,216, 8 tokens"),
+        ("--widths 64 --tokens 8 10000000000000", "width 64, 10,000,000,000,000 tokens"),
+        (
+            "--widths 64 --tokens 8 --experts 9999999999",
+            "width 64, 8 tokens, 999,999,999 experts",
+        ),
+        ("--widths 64 --tokens 8 --blocks 9999999999", "9,999,999,999 blocks, width 64"),
+    ],
+)
+def test_what_needs_more_memory_than_there_is(words, named, capsys, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--structures", "btt", "--out", str(tmp_path / "out"), *words.split()])
+    assert stop.value.code == 2
+    what, rule, fix = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"einlinear: (btt, )?{named}, needs [\d,.]+ (G|T|P)B or more", what)
+    assert re.fullmatch(r"  rule: this machine has [\d,.]+ (G|T)B of memory", rule)
+    assert fix.startswith("  fix:  give smaller --widths")
+    assert not (tmp_path / "out").exists()

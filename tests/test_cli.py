@@ -11,6 +11,7 @@ import pytest
 import einlinear as el
 from einlinear import cli
 from einlinear.cli import main
+from einlinear.cli_landscape import _table as landscape_table
 from einlinear.cli_words import call_of
 
 
@@ -336,3 +337,58 @@ def test_a_terminal_that_is_narrow_wraps_errors(capsys, monkeypatch):
         "        prepare, train, sample, sweep, report, doctor",
         "  fix:  einlinear --help says what each does",
     ]
+
+
+def test_the_table_of_a_landscape_fits(monkeypatch):
+    head = ("", "structure", "width", "loss")
+    short = [head, ("naive", "dense", "16", "1.5"), ("muP", "dense", "16", "1.25")]
+    monkeypatch.setenv("COLUMNS", "26")
+    assert landscape_table(short).splitlines() == [
+        "  width  loss",
+        "  -----------",
+        "naive, dense",
+        "     16   1.5",
+        "muP, dense",
+        "     16  1.25",
+    ]
+    monkeypatch.setenv("COLUMNS", "29")
+    assert landscape_table(short).splitlines()[2:] == [
+        "naive  dense         16   1.5",
+        "muP    dense         16  1.25",
+    ]
+
+
+def test_devices_pipes_and_links_are_written_to_and_stay_what_they_are(capsys, tmp_path):
+    """A whole file is put in the place of an old one; /dev/stdout must not be such a file."""
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target.svg"
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (pipe, link):
+        code, out, err = run(capsys, "describe", "btt", "--width", "64", "--svg", str(path))
+        assert (code, err) == (0, "")
+        assert out.endswith(f"wrote {path}\n")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert os.read(reader, 1 << 16) == target.read_bytes()
+    os.close(reader)
+    assert sorted(tmp_path.iterdir()) == [link, pipe, target]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_device_that_is_full(capsys, monkeypatch):
+    monkeypatch.setattr("einlinear.terminal.write_whole", None)  # it would replace the device
+    code, _, err = run(capsys, "describe", "btt", "--width", "64", "--svg", "/dev/full")
+    assert code == 2
+    assert err.startswith("einlinear: cannot write /dev/full: No space left on device\n")
+
+
+def test_too_many_samples_of_an_atlas(capsys, tmp_path):
+    code, _, err = run(capsys, "atlas", "--samples", "100000000000", "--out", str(tmp_path / "a"))
+    assert code == 2
+    assert err.startswith("einlinear: samples is 100000000000\n  rule: samples is a whole number")
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_version_with_something_behind_it(capsys, word):
+    assert run(capsys, word, "train") == (0, f"einlinear {el.__version__}\n", "")

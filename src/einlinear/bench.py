@@ -11,7 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from einlinear.bench_rows import LINEAR, LINEAR_BIAS, MODES, BenchResult, BenchRow, compared
+from einlinear.bench_rows import (
+    LINEAR,
+    LINEAR_BIAS,
+    MODES,
+    BenchResult,
+    BenchRow,
+    check_memory,
+    compared,
+)
 from einlinear.errors import EinlinearError
 from einlinear.layers.execute import VARIANTS, choose_variant, multiply
 from einlinear.layers.linear import EinsumLinear
@@ -71,8 +79,9 @@ def bench_cases(
             )
     cases = [Case(*values) for values in product(structures, widths, tokens)]
     for structure, width, count in cases:
-        make_plan(parse(structure), width, width)
-        whole_number(count, "tokens", 1)
+        plan = make_plan(parse(structure), width, width)
+        held = plan.dense_macs + plan.params + 2 * whole_number(count, "tokens", 1) * width
+        check_memory(f"{structure}, width {width:,}, {count:,} tokens", 2 * held)  # and gradients
     return list(dict.fromkeys(cases))
 
 

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from einlinear.bench import Case, Run, within
-from einlinear.bench_rows import LINEAR_BIAS, MODES, BenchResult, BenchRow, compared
+from einlinear.bench_rows import LINEAR_BIAS, MODES, BenchResult, BenchRow, check_memory, compared
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.measure import interleaved, peak_memory
 from einlinear.layers.moe import MoELinear
 from einlinear.peers import all_experts
+from einlinear.structures.plan import make_plan
+from einlinear.structures.text import parse
 from einlinear.structures.values import whole_number
 
 MIXTURE, ALL = "MoELinear", "all experts"
@@ -53,6 +55,10 @@ def experts_cases(
                 fix=f"--active {min(experts)}, or --experts {num_active} and more",
             )
     found = [ExpertsCase(*case, number, num_active) for case in cases for number in experts]
+    for structure, width, tokens, number, _ in found:
+        plan = make_plan(parse(structure), width, width)
+        case = f"{structure}, width {width:,}, {tokens:,} tokens, {number:,} experts"
+        check_memory(case, 2 * number * plan.params)
     return list(dict.fromkeys(found))
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from einlinear.errors import EinlinearError
-from einlinear.machine import machine_facts
+from einlinear.files import parse_object
+from einlinear.machine import machine_facts, memory_bytes
 from einlinear.peers import failure, missing_note
+from einlinear.studies.numbers import amount
 
 MODES = ("forward", "forward+backward")
 LINEAR, LINEAR_BIAS = "nn.Linear", "nn.Linear + bias"
@@ -179,13 +180,24 @@ def tables(rows: Sequence[BenchRow]) -> list[list[list[BenchRow]]]:
     return found
 
 
+def check_memory(case: str, numbers: int) -> None:
+    """Raise if a case holds more numbers at once than fit into memory, at two bytes each."""
+    needed, held = 2 * numbers, memory_bytes()
+    if needed > held:
+        raise EinlinearError(
+            what=f"{case}, needs {amount(needed)}B or more",
+            rule=f"this machine has {amount(held)}B of memory",
+            fix="give smaller --widths, --tokens, --experts or --blocks",
+        )
+
+
 def speeds(text: str, name: str) -> dict[tuple[object, ...], float]:
     """The speed of every row of a bench.json, by what identifies the row."""
     try:
-        rows = json.loads(text)["rows"]
+        rows = parse_object(text)["rows"]
         keys = [tuple((_ABSENT | row)[key] for key in _KEY) for row in rows]
         return {key: float(row["speed"]) for key, row in zip(keys, rows, strict=True)}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise EinlinearError(
             what=f"{name} holds no rows of a benchmark: {failure(error)}",
             rule="a run is compared with the bench.json of another run",

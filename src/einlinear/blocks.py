@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import gelu, mse_loss, scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from einlinear.bench_rows import LINEAR, BenchResult, BenchRow, compared
+from einlinear.bench_rows import LINEAR, BenchResult, BenchRow, check_memory, compared
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear, situation
 from einlinear.layers.measure import interleaved, peak_memory
@@ -79,6 +79,8 @@ def stack_cases(
                 rule=f"the width is shared out to heads of {HEAD}",
                 fix=f"--widths {max(HEAD, width - width % HEAD)}, or leave --blocks out",
             )
+        case = f"{num_blocks:,} blocks, width {width:,}"
+        check_memory(case, 4 * 12 * width**2 * num_blocks)  # gradients and AdamW's two with them
     names = tuple(dict.fromkeys(structures))
     counts = [max(1, count // SEQUENCE) * SEQUENCE for count in tokens]
     cases = [StackCase(names, width, count, num_blocks) for width in widths for count in counts]

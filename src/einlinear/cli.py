@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if sys.stdout is None:  # closed by who called: what is printed goes nowhere
         sys.stdout = open(os.devnull, "w")
-    if arguments == ["--version"]:
+    if arguments[:1] in (["--version"], ["-V"]):
         print(f"einlinear {__version__}")
         return
     if isinstance(sys.stdout, TextIOWrapper):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ import tyro
 
 from einlinear.cli_words import unchecked
 from einlinear.studies.landscape_runs import LandscapeConfig
-from einlinear.terminal import console, write
+from einlinear.terminal import columns, console, say, write
 
 if TYPE_CHECKING:
     LandscapeFlags = Any
@@ -45,8 +46,25 @@ def landscape(
     check_matplotlib()  # now rather than after all runs
     with progress_bar(console(), "runs") as show:
         result = run_landscape(config, out=out, data=data, processes=processes, on_progress=show)
-    print(result)
+    print(_table(result.rows()) + "\n")
+    for paragraph in result.verdict:
+        say(paragraph)
     facts = {"machine": machine_facts()} | result.as_json()
     write(out / "landscape.json", json.dumps(facts, indent=1))
     for ending in ("svg", "png"):
         print(f"wrote {result.plot(out / f'landscape.{ending}')}")
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """The table as text; names that are too long for the terminal stand above their rows."""
+    from einlinear.models.groups import aligned  # torch takes a while to load
+
+    text = aligned(rows, left=2)
+    if max(map(len, text.splitlines())) <= columns():
+        return text
+    head, rule, *lines = aligned([row[2:] for row in rows], left=0).splitlines()
+    found = [f"  {head}", f"  {rule}"]
+    for before, row, line in zip(rows, rows[1:], lines, strict=False):
+        found += [", ".join(row[:2])] * (before[:2] != row[:2])
+        found.append(f"  {line}")
+    return "\n".join(found)

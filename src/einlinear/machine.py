@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from math import inf
 
 import torch
 
@@ -23,3 +24,11 @@ def machine_facts() -> dict[str, object]:
         "python": platform.python_version(),
         "engine": engine.status(),
     }
+
+
+def memory_bytes() -> float:
+    """How much memory the machine has; infinite where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):  # pragma: no cover - other systems
+        return inf

@@ -11,6 +11,7 @@ from textwrap import fill
 from rich.console import Console
 from rich.table import Table
 
+from einlinear.errors import cannot_write
 from einlinear.files import write_whole
 
 _WIDE = 10_000
@@ -73,5 +74,11 @@ def write(path: Path, text: str) -> None:
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    write_whole(path, text.encode())
+    """Write a file whole or not at all; links, devices and pipes are written to as they are."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        try:
+            path.write_bytes(text.encode())
+        except OSError as error:
+            raise cannot_write(path, error) from error
+    else:
+        write_whole(path, text.encode())

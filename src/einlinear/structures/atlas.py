@@ -15,6 +15,7 @@ from einlinear.structures.sampling import sample_structures
 from einlinear.structures.structure import Structure
 from einlinear.structures.taxonomy import Taxonomy, taxonomy
 from einlinear.structures.text import parse
+from einlinear.structures.values import whole_number
 
 NAMED_EXAMPLES = {
     "dense": "dense",
@@ -53,8 +54,13 @@ class AtlasRow:
     taxonomy: Taxonomy
 
 
+MOST_SAMPLES = 20_000
+"""In each group: more make a page that no browser shows."""
+
+
 def atlas_rows(samples: int, seed: int = 0) -> list[AtlasRow]:
     """The named structures, and `samples` random ones in each of four groups."""
+    samples = whole_number(samples, "samples", 0, MOST_SAMPLES)
     drawn = {
         "any": sample_structures(samples, seed=seed),
         "three": sample_structures(samples, num_factors=3, seed=seed),

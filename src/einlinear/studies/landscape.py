@@ -171,9 +171,12 @@ class Landscape:
         return (*lines, f"{compared}: {_doublings(mup)}, {_doublings(naive)}.")
 
     def __str__(self) -> str:
+        return "\n".join([aligned(self.rows(), left=2), "", *self.verdict])
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table as text: its head, then a row for each cell."""
         head = ("", "structure", "width", "best rate", "over seeds", "loss", "test accuracy", "")
-        cells = [_row(cell) for cell in self.cells]
-        return "\n".join([aligned([head, *cells], left=2), "", *self.verdict])
+        return [head, *(_row(cell) for cell in self.cells)]
 
     def as_json(self) -> dict[str, object]:
         """The settings, all cells and what follows from them, as plain data."""
