@@ -395,7 +395,7 @@ def test_cases_that_are_done_survive_an_interruption(tmp_path, monkeypatch):
         ("--widths 64 16777216 --tokens 8", "width 16,777,216, 8 tokens"),
         ("--widths 64 --tokens 8 10000000000000", "width 64, 10,000,000,000,000 tokens"),
         (
-            "--widths 64 --tokens 8 --experts 9999999999",
+            "--widths 64 --tokens 8 --experts 999999999",
             "width 64, 8 tokens, 999,999,999 experts",
         ),
         ("--widths 64 --tokens 8 --blocks 9999999999", "9,999,999,999 blocks, width 64"),
