@@ -320,6 +320,7 @@ def test_help_fits_and_fills_the_terminal(capsys, monkeypatch, name, columns):
     assert max(len(line) for line in lines if not line.startswith("usage: ")) <= columns
     assert "None" not in out
     assert "(default: )" not in out
+    assert not re.search(r"│ +│", out), "a line with nothing in it"
     for line, following in pairwise(lines):
         texts = [re.match(r"│ {4,}(\S+)", each) for each in (line, following)]
         if all(texts):

@@ -54,11 +54,11 @@ def bench(
 
     Args:
         out: folder for bench.json, which grows case by case, and bench.html.
-        structures: which.
-        widths: of input and output.
-        tokens: how many rows at once.
-        dtype: of weights and inputs.
-        repeats: how many rounds.
+        structures: the structures to time.
+        widths: widths of input and output.
+        tokens: how many rows the input has.
+        dtype: type of weights and inputs.
+        repeats: how many rounds to time; more are steadier and take longer.
         blocks: also time training steps of so many transformer blocks, with each structure in all
             linear layers, against nn.Linear: tokens per second. Widths are multiples of 64 then,
             tokens rounded down to sequences of 128. 0 is none.

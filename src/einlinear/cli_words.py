@@ -117,7 +117,7 @@ def _delayed(command: Callable[..., None]) -> Callable[..., partial[None]]:
 
 def _with_default_shown(hint: object) -> Any:
     def shown(default: str) -> str:
-        return "" if default in _NOT_SHOWN else f"(default: {default})"
+        return "(optional)" if default in _NOT_SHOWN else f"(default: {default})"
 
     return Annotated[hint, tyro.conf.arg(help_behavior_hint=shown)]
 
