@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -70,13 +71,15 @@ def test_the_verdict_in_words():
     naive, mup, compared = landscape(valley(drifting)).verdict
     assert naive.startswith(
         "naive: the rate does not transfer. One rate for all, 2^-5, costs 0.183 of loss on "
-        "average, 0.400 or 40.0% at worst (dense at width 256). The best rate moves by at most "
+        "average, 0.400 or 40.0% at worst (dense at width 256). The best rate moves by at least "
         "4 doublings (4 to 4 in single seeds) over widths (dense), by 1 doubling (1 to 1 in "
-        "single seeds) across structures (width 16)."
+        "single seeds) across structures (width 16). 1 of 6 best rates is the highest"
     )
     assert mup.startswith("muP: the rate transfers. One rate for all, 2^-7, costs 0.000")
     assert "moves by at most 0 doublings" in mup
-    assert compared.endswith("moves less under muP than without: 0 doublings, 4 doublings.")
+    assert compared.endswith(
+        "moves less under muP than without: 0 doublings, at least 4 doublings."
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,12 +164,75 @@ def test_the_transferred_rate_may_diverge_elsewhere():
     assert "diverges in 2 cells" in result.verdict[1]
 
 
-def test_ends_of_the_grid_are_named():
-    result = landscape(valley(lambda run: -4))
+@pytest.mark.parametrize(("bottom", "edge"), [(-4, "highest"), (-10, "lowest")])
+def test_best_rates_at_the_end_of_the_grid_tell_nothing(bottom, edge):
+    """Every best rate is the same, and the last one tried: the rate seems to transfer."""
+    result = landscape(valley(lambda run: bottom))
     assert all(cell.is_at_edge for cell in result.cells)
-    assert "6 of 6 best rates are ends of the grid" in result.verdict[0]
+    assert result.transfer("mup").word == "transfers"
+    assert result.answer("mup") == "cannot be told"
+    assert result.verdict == (
+        f"naive: cannot be told; widen --rates. 6 of 6 best rates are the {edge} of the grid, "
+        f"2^{bottom} (width 16, 64, 256): better ones may lie beyond.",
+        f"muP: cannot be told; widen --rates. 6 of 6 best rates are the {edge} of the grid, "
+        f"2^{bottom} (width 16, 64, 256): better ones may lie beyond.",
+        "Whether the best rate moves less under muP than without cannot be told.",
+    )
     assert "end of grid" in str(result)
-    assert "ends of the grid" not in landscape(valley(transferring)).verdict[0]
+    assert result.as_json()["mup"]["answer"] == "cannot be told"
+    own = landscape(valley(lambda run: bottom), replace(SMALL, naive_rates=(-10, -4)))
+    assert own.verdict[0].startswith("naive: cannot be told; widen --naive-rates. 6 of 6")
+
+
+def test_one_best_rate_at_an_end_leaves_only_bad_news():
+    """What a rate costs there is known from below: it may be too much, but not little enough."""
+
+    def bottom(run):
+        return -4 if run.width == 256 and run.structure == "btt" else -6
+
+    flat = landscape(lambda run: 1 + 0.001 * abs(run.rate - bottom(run)))
+    assert flat.transfer("mup").word == "transfers"
+    assert flat.verdict[1] == (
+        "muP: cannot be told; widen --rates. 1 of 6 best rates is the highest of the grid, 2^-4 "
+        "(width 256): better ones may lie beyond."
+    )
+    steep = landscape(valley(bottom))
+    assert steep.answer("mup") == "does not transfer"
+    assert "moves by at least 2 doublings" in steep.verdict[1]
+    assert steep.verdict[1].endswith(
+        "1 of 6 best rates is the highest of the grid, 2^-4 (width 256): better ones may lie "
+        "beyond."
+    )
+
+
+def test_ends_of_one_grid_may_still_be_compared():
+    """Naive rates move by four doublings or more; those of muP are inside, and do not."""
+
+    def bottom(run):
+        return -7 if run.parametrization == "mup" else {16: -6, 64: -8, 256: -10}[run.width]
+
+    assert landscape(valley(bottom)).verdict[-1] == (
+        "Over widths the best rate moves less under muP than without: 0 doublings, "
+        "at least 4 doublings."
+    )
+
+
+def test_that_mup_is_not_lower_is_said(tmp_path):
+    pytest.importorskip("matplotlib")
+
+    def loss(run):
+        return 1 + 0.1 * abs(run.rate + 7) + 0.02 * (run.parametrization == "mup")
+
+    result = landscape(loss)
+    caveat = (
+        "muP is not lower here: each at its best rate, muP has the higher loss in 6 of 6 cells, "
+        "by up to 0.020. Compare where the best rates lie, not the rows."
+    )
+    assert result.caveat == caveat
+    assert str(result).endswith(caveat)
+    root = ElementTree.parse(result.plot(tmp_path / "landscape.svg")).getroot()
+    assert caveat in " ".join("".join(root.itertext()).split())
+    assert landscape(valley(transferring)).caveat == ""
 
 
 @given(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
+from typing import Literal, get_args
 
 from einlinear.errors import EinlinearError
 from einlinear.models.groups import aligned
@@ -20,6 +21,9 @@ from einlinear.studies.landscape_runs import (
 )
 
 _TITLES = {"naive": "naive", "mup": "muP"}
+
+Edge = Literal["lowest", "highest"]
+Answer = Literal["transfers", "nearly transfers", "does not transfer", "cannot be told"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,16 @@ class Cell:
         return (min(known), max(known)) if known else None
 
     @property
+    def edge(self) -> Edge | None:
+        """The end of the grid that the best rate is, so that a better one may lie beyond."""
+        if self.best == self.rates[-1]:
+            return "highest"
+        return "lowest" if self.best == self.rates[0] else None
+
+    @property
     def is_at_edge(self) -> bool:
-        """Whether the best rate is an end of the grid, so that a better one may lie beyond."""
-        return self.best in (self.rates[0], self.rates[-1])
+        """Whether the best rate is an end of the grid."""
+        return self.edge is not None
 
     @property
     def best_loss(self) -> float:
@@ -113,7 +124,7 @@ class Transfer:
     diverged: int
 
     @property
-    def word(self) -> str:
+    def word(self) -> Answer:
         """Whether one rate is enough: it costs at most 2 % of a loss, at most 5 %, or more."""
         if self.diverged or self.worst_share > 0.05:
             return "does not transfer"
@@ -160,18 +171,44 @@ class Landscape:
             diverged=len(extra) - len(kept),
         )
 
+    def answer(self, parametrization: Parametrization) -> Answer:
+        """Whether the rate transfers, as far as the grid of rates can tell.
+
+        A best rate at an end of the grid may lie beyond it, so what one rate costs there is known
+        from below only. "does not transfer" still holds then, unless the rate that is transferred
+        is an end itself; anything better cannot be told.
+        """
+        cells, transfer = self.cells_of(parametrization), self.transfer(parametrization)
+        if transfer is None:
+            return "does not transfer"
+        if cells[0].is_at_edge:
+            return "cannot be told"
+        is_open = any(cell.is_at_edge for cell in cells) and transfer.word != "does not transfer"
+        return "cannot be told" if is_open else transfer.word
+
     @property
     def verdict(self) -> tuple[str, ...]:
         """What the numbers say, a line for each parametrization and one that compares them."""
-        lines = [_verdict(self, name) for name in PARAMETRIZATIONS]
-        naive, mup = (self.drift_over_widths(name).doublings for name in PARAMETRIZATIONS)
-        word = "less" if mup < naive else "as much" if mup == naive else "more"
-        than = "as" if mup == naive else "than"
-        compared = f"Over widths the best rate moves {word} under muP {than} without"
-        return (*lines, f"{compared}: {_doublings(mup)}, {_doublings(naive)}.")
+        return (*(_verdict(self, name) for name in PARAMETRIZATIONS), _compared(self))
+
+    @property
+    def caveat(self) -> str:
+        """In how many cells muP has the higher loss, each at its own best rate; "" if in none."""
+        naive, mup = ([c.best_loss for c in self.cells_of(name)] for name in PARAMETRIZATIONS)
+        gaps = [ours - theirs for ours, theirs in zip(mup, naive, strict=True)]
+        higher = [gap for gap in gaps if gap > 0]
+        if not higher:
+            return ""
+        most = f"by up to {max(higher):.3f}" if max(higher) < inf else "or diverges at every rate"
+        start = "muP is not lower here: each" if 2 * len(higher) > len(gaps) else "Each"
+        return (
+            f"{start} at its best rate, muP has the higher loss in {len(higher)} of {len(gaps)} "
+            f"cells, {most}. Compare where the best rates lie, not the rows."
+        )
 
     def __str__(self) -> str:
-        return "\n".join([aligned(self.rows(), left=2), "", *self.verdict])
+        caveat = [self.caveat] * bool(self.caveat)
+        return "\n".join([aligned(self.rows(), left=2), "", *self.verdict, *caveat])
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table as text: its head, then a row for each cell."""
@@ -185,6 +222,7 @@ class Landscape:
                 "over_widths": asdict(self.drift_over_widths(name)),
                 "over_structures": asdict(self.drift_over_structures(name)),
                 "transfer": asdict(t) if (t := self.transfer(name)) else None,
+                "answer": self.answer(name),
             }
             for name in PARAMETRIZATIONS
         }
@@ -193,6 +231,7 @@ class Landscape:
             "data": self.data,
             "start_loss": self.start_loss,
             "verdict": list(self.verdict),
+            "caveat": self.caveat,
             **drifts,
             "cells": [_cell_json(cell) for cell in self.cells],
         }
@@ -210,6 +249,11 @@ class Landscape:
         small = f"{self.data}, {c.steps} steps of {c.batch}, Adam, {c.activation}, {seeds}. "
         small += f"Under muP the rate is that of a dense model of width {min(c.widths)}, "
         small += "from which those of all factors follow."
+        open_ = [_TITLES[n] for n in PARAMETRIZATIONS if self.answer(n) == "cannot be told"]
+        if open_:
+            small += f"\nWhether rates transfer cannot be told ({' and '.join(open_)}): best rates "
+            small += "are ends of the grid."
+        small += f"\n{self.caveat}" if self.caveat else ""
         titles = "Which learning rate is best, by width and structure", small
         return draw_landscape(
             panels, ceiling=1.06 * self.start_loss, titles=titles, path=Path(path)
@@ -266,8 +310,13 @@ def _span(rates: Iterable[int | None]) -> int:
 
 
 def _verdict(result: Landscape, name: Parametrization) -> str:
+    cells, title, transfer = result.cells_of(name), _TITLES[name], result.transfer(name)
+    lost = sum(cell.best is None for cell in cells)
+    all_diverge = f" In {lost} cells every rate diverges." if lost else ""
+    ends = _ends(cells)
+    if result.answer(name) == "cannot be told":
+        return f"{title}: cannot be told; widen {_flag(result, name)}. {ends}{all_diverge}"
     widths, structures = result.drift_over_widths(name), result.drift_over_structures(name)
-    title, transfer = _TITLES[name], result.transfer(name)
     if transfer is None:
         text = f"{title}: every rate of the first structure diverges at the smallest width."
     else:
@@ -278,15 +327,47 @@ def _verdict(result: Landscape, name: Parametrization) -> str:
         )
         text += f", and diverges in {transfer.diverged} cells." if transfer.diverged else "."
     text += (
-        f" The best rate moves by at most {_seeds(widths)} over widths ({widths.where}), by "
-        f"{_seeds(structures)} across structures ({structures.where})."
+        f" The best rate moves by {'at least' if ends else 'at most'} {_seeds(widths)} over widths "
+        f"({widths.where}), by {_seeds(structures)} across structures ({structures.where})."
     )
-    cells = result.cells_of(name)
-    if edges := sum(cell.is_at_edge for cell in cells):
-        text += f" {edges} of {len(cells)} best rates are ends of the grid: they may move further."
-    if lost := sum(cell.best is None for cell in cells):
-        text += f" In {lost} cells every rate diverges."
-    return text
+    text += f" {ends}" if ends else ""
+    return text + all_diverge
+
+
+def _flag(result: Landscape, name: Parametrization) -> str:
+    """The option that sets the rates of a parametrization."""
+    is_own = name == "naive" and result.config.naive_rates is not None
+    return "--naive-rates" if is_own else "--rates"
+
+
+def _ends(cells: Sequence[Cell]) -> str:
+    """Which best rates are ends of the grid, and at which widths; "" if none is."""
+    parts = []
+    for edge in get_args(Edge):
+        here = [cell for cell in cells if cell.edge == edge]
+        if here:
+            widths = ", ".join(map(str, dict.fromkeys(cell.width for cell in here)))
+            parts.append(
+                f"{len(here)} of {len(cells)} best rates {'is' if len(here) == 1 else 'are'} the "
+                f"{edge} of the grid, "
+                f"2^{here[0].best} (width {widths})"
+            )
+    return f"{', '.join(parts)}: better ones may lie beyond." if parts else ""
+
+
+def _compared(result: Landscape) -> str:
+    """Whether the best rate moves less under muP; one that is an end of the grid may move more."""
+    naive, mup = (result.drift_over_widths(name).doublings for name in PARAMETRIZATIONS)
+    naive_open, mup_open = (
+        any(cell.is_at_edge for cell in result.cells_of(name)) for name in PARAMETRIZATIONS
+    )
+    if (mup <= naive and mup_open) or (mup >= naive and naive_open):
+        return "Whether the best rate moves less under muP than without cannot be told."
+    word = "less" if mup < naive else "as much" if mup == naive else "more"
+    than = "as" if mup == naive else "than"
+    compared = f"Over widths the best rate moves {word} under muP {than} without"
+    ours, theirs = ("at least " * is_open for is_open in (mup_open, naive_open))
+    return f"{compared}: {ours}{_doublings(mup)}, {theirs}{_doublings(naive)}."
 
 
 def _doublings(count: int) -> str:

@@ -43,17 +43,20 @@ def draw_landscape(
 ) -> Path:
     """Write the panels to a file, whose ending says the format; losses above ceiling leave them.
 
-    titles are the headline and a line of smaller print below it.
+    titles are the headline and lines of smaller print below it.
     """
     check_matplotlib()
     from matplotlib.figure import Figure
 
     rows, columns = (list(dict.fromkeys(names)) for names in _names(panels))
     legend = 6.0 + 0.6 * len(panels[0].lines)
-    size = max(2.15 * len(columns) + 1.2, legend), 2.2 * len(rows) + 2.15
+    width = max(2.15 * len(columns) + 1.2, legend)
+    small = "\n".join(fill(line, int(14 * width)) for line in titles[1].splitlines())
+    above = 1.05 + 0.155 * small.count("\n")  # inches for the titles and names of columns
+    size = width, 2.2 * len(rows) + 0.85 + above
     figure = Figure(figsize=size, facecolor="white")
     grid = figure.subplots(len(rows), len(columns), sharex="row", sharey=True, squeeze=False)
-    left, right, top, bottom = _margins(figure)
+    left, right, top, bottom = _margins(figure, above)
     figure.subplots_adjust(left, bottom, right, top, wspace=0.09, hspace=0.2)
     limits = _limits(panels, ceiling)
     for panel in panels:
@@ -64,7 +67,7 @@ def draw_landscape(
             axes.set_title(_wrapped(panel.column), fontsize=9, color=_INK, pad=6)
         if place[1] == 0:
             _name_row(axes, panel.row)
-    _write_titles(figure, titles, left)
+    _write_titles(figure, (titles[0], small), left)
     _legend(figure, panels, (left + right) / 2)
     save_figure(figure, path)
     return path
@@ -74,10 +77,10 @@ def _names(panels: Sequence[LandscapePanel]) -> tuple[list[str], list[str]]:
     return [panel.row for panel in panels], [panel.column for panel in panels]
 
 
-def _margins(figure: Any) -> tuple[float, float, float, float]:
+def _margins(figure: Any, above: float) -> tuple[float, float, float, float]:
     """The frame of the panels: left, right, top, bottom; the same in inches at every size."""
     width, height = figure.get_size_inches()
-    return 0.95 / width, 1 - 0.2 / width, 1 - 1.3 / height, 0.85 / height
+    return 0.95 / width, 1 - 0.2 / width, 1 - above / height, 0.85 / height
 
 
 def _limits(panels: Sequence[LandscapePanel], ceiling: float) -> tuple[float, float]:
@@ -136,10 +139,9 @@ def _name_row(axes: Any, name: str) -> None:
 
 
 def _write_titles(figure: Any, titles: tuple[str, str], left: float) -> None:
-    width, height = figure.get_size_inches()
+    height = figure.get_size_inches()[1]
     figure.text(left, 1 - 0.32 / height, titles[0], fontsize=13, color=_INK, weight="bold")
-    small = fill(titles[1], int(14 * width))
-    figure.text(left, 1 - 0.45 / height, small, fontsize=8.5, color=_GRAY, va="top")
+    figure.text(left, 1 - 0.45 / height, titles[1], fontsize=8.5, color=_GRAY, va="top")
 
 
 def _legend(figure: Any, panels: Sequence[LandscapePanel], middle: float) -> None:
