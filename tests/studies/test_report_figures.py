@@ -20,6 +20,7 @@ from report_records import (
     hostile_table,
     make_record,
     page_of,
+    write_bent,
     write_diverged,
     write_record,
     write_runs,
@@ -115,3 +116,22 @@ def test_nothing_of_an_earlier_report_is_left(tmp_path):
     left = {path for path in out.rglob("*") if path.is_file()}
     assert left == {files.page, *files.figures, *files.tables, out / "figures" / "mine.svg"}
     assert not (out / "tables" / "multipliers.csv").exists()
+
+
+def test_residuals_are_shown_where_a_law_does_not_hold(tmp_path):
+    write_runs(tmp_path / "good", KINDS[:2], (32, 64, 128, 256, 512), 2)
+    assert "residuals" not in figures_of(tmp_path / "good")
+    table = write_bent(tmp_path / "runs.csv")
+    (panel,) = figures_of(table)["residuals"].panels
+    dense, flat = panel.series
+    assert (dense.structure, flat.structure, flat.role) == ("dense", "low_rank", "residual")
+    law = analyse(gather(table), QUICK).main.laws["low_rank"].law
+    assert flat.y[0] == pytest.approx(100 * (4.1 / law.loss(1e12) - 1))
+    assert flat.y[0] > 5 > 0 > min(flat.y)
+    page = page_of(table)
+    assert page.count('<span class="off">at its bound</span>') == 2
+    assert 'data-figure="residuals"' in page
+    files = el.report(table, resamples=0)
+    assert "residuals.svg" in {file.name for file in files.figures}
+    (laws,) = [file for file in files.tables if file.name == "power-laws.csv"]
+    assert ",lowest loss," in laws.read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from report_records import (
     WIDTHS,
     Kind,
     make_record,
+    write_bent,
     write_diverged,
     write_record,
     write_runs,
@@ -242,3 +243,33 @@ def test_runs_that_diverge_count_until_then(tmp_path):
     bad = write_diverged(tmp_path)
     data = observe(gather(tmp_path).runs, "macs")
     assert len(data) == sum(p.loss is not None and p.step >= bad.config.warmup for p in bad.curve)
+
+
+def test_a_limit_on_its_bound_and_a_bend_are_said(tmp_path):
+    words = said(write_bent(tmp_path / "runs.csv"))
+    assert words.headline == (
+        "`dense` needs the least compute for a loss. But the points do not follow the laws, so "
+        "this may be far off: see below."
+    )
+    (bound,) = [text for text in words.cautions if "bound" in text]
+    assert bound == (
+        "The fit puts linf of `dense` and `low_rank` on its upper bound, the lowest loss observed "
+        "(2.1640): the points flatten more than a power law does. Neither linf nor the exponent is "
+        "measured."
+    )
+    (bend,) = [text for text in words.cautions if "both ends" in text]
+    assert re.search(
+        r"noise: `low_rank` \(\+\d\.\d %, -\d\.\d %, \+\d\.\d %\) in the first, middle", bend
+    )
+
+
+def test_losses_below_a_law_are_said(tmp_path):
+    """Those of a size that does not count in the fit, because it is at the end of the frontier."""
+    compute = np.geomspace(1e8, 1e12, 16)
+    loss = 1 + 50 * compute**-0.2
+    loss[0] *= 0.7
+    rows = [f"r{k},{c},{y}" for k, (c, y) in enumerate(zip(compute, loss, strict=True))]
+    table = tmp_path / "runs.csv"
+    table.write_text("\n".join(["run,compute,loss", *rows]), encoding="utf-8")
+    (text,) = [text for text in said(table).cautions if "below the law" in text]
+    assert text.startswith("Losses were reached that are below the law: of `all` by up to 36 %.")

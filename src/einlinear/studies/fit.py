@@ -13,7 +13,7 @@ import numpy as np
 from einlinear.errors import EinlinearError
 from einlinear.structures.values import whole_number
 from einlinear.studies.law import Laws, Sharing
-from einlinear.studies.observations import Floats, Observations, as_observations
+from einlinear.studies.observations import Floats, Observations, as_observations, codes
 from einlinear.studies.record import RunRecord
 from einlinear.studies.resample import (
     Problem,
@@ -24,6 +24,7 @@ from einlinear.studies.resample import (
     solve,
     solve_samples,
 )
+from einlinear.studies.residuals import Thirds, in_thirds, is_systematic
 from einlinear.studies.selection import Selection, choose, make_tables, on_frontier
 
 Data = Observations | Iterable[RunRecord]
@@ -31,6 +32,9 @@ Linf = float | Literal["fitted", "shared"]
 Method = Literal["robust", "paper"]
 Choice = Literal["frontier", "inner", "all"]
 Interval = tuple[float, float]
+Bound = Literal["", "lowest loss", "zero"]
+
+_NEAR = 2e-6  # share of a loss within which linf is at its bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,11 @@ class PowerLaw:
     rms: of the residuals of log L; 0.01 is one per cent of the loss.
     num_points, num_runs: how many points were used, and of how many runs.
     compute_range: their least and most compute; the law is extrapolated beyond.
+    at_bound: the bound that linf sits on: the "lowest loss" of those observed, or "zero"; "" if on
+        none. The points ask for a linf beyond it, so they do not follow the law.
+    thirds: mean residuals of log L in the first, middle and last third of the points.
+    is_systematic: whether the first and the last are more than the noise of runs explains.
+    undercut: the most that an observed loss is below the law, in log L, wherever it is.
     """
 
     structure: str
@@ -55,6 +64,10 @@ class PowerLaw:
     num_points: int
     num_runs: int
     compute_range: Interval
+    at_bound: Bound = ""
+    thirds: Thirds = (0.0, 0.0, 0.0)
+    is_systematic: bool = False
+    undercut: float = 0.0
 
     @property
     def decades(self) -> float:
@@ -118,7 +131,24 @@ class Fit:
             linf = f"{law.linf:.4g} [{law.linf_interval[0]:.3g}, {law.linf_interval[1]:.3g}]"
             row = f"{law.structure:{width}}  {a:24} {linf:24} {law.rms:<8.2g} "
             lines.append(row + f"{law.num_points:<7} {law.decades:.2g}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.warnings])
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Which laws not to trust, and why."""
+        found = []
+        for law in self.laws:
+            if law.at_bound:
+                found.append(
+                    f"{law.structure}: linf is at its bound ({law.at_bound}), so it is not measured"
+                )
+            if law.is_systematic:
+                first, middle, last = (f"{100 * value:+.1f} %" for value in law.thirds)
+                found.append(
+                    f"{law.structure}: the points are off the law by {first}, {middle}, {last} in "
+                    "the first, middle and last third, more than their noise"
+                )
+        return tuple(found)
 
 
 def frontier(
@@ -182,7 +212,7 @@ def fit_power_law(
     problem = pose(data, linf, points, method, tolerance)
     found = solve(problem)
     parts = [laws for _, laws in solve_samples(problem, found, resamples, seed)]
-    laws = _make_laws(problem, found[0], parts, level, data.compute)
+    laws = _make_laws(problem, found[0], parts, level, data)
     return Fit(laws, method, linf, level, resamples, data.take(np.concatenate(problem.index)))
 
 
@@ -211,7 +241,7 @@ def pose(
 
 
 def _make_laws(
-    problem: Problem, found: Laws, parts: list[Laws], level: float, compute: Floats
+    problem: Problem, found: Laws, parts: list[Laws], level: float, data: Observations
 ) -> tuple[PowerLaw, ...]:
     points, log_b = problem.points, found.scale + found.a * problem.centre
     residuals = points.y - found.log_loss(points.x)
@@ -224,10 +254,11 @@ def _make_laws(
     ends = [interval(samples, level) for samples in (linf, b, a)]
     laws = []
     for s, structure in enumerate(problem.structures):
-        count = len(problem.index[s])
+        index = problem.index[s]
+        count = len(index)
         y, residual = points.y[0, s, :count], residuals[0, s, :count]
         of_linf, of_b, of_a = [(float(low[s]), float(high[s])) for low, high in ends]
-        least, most = compute[problem.index[s][[0, -1]]].tolist()
+        least, most = data.compute[index[[0, -1]]].tolist()
         laws.append(
             PowerLaw(
                 structure,
@@ -242,9 +273,34 @@ def _make_laws(
                 num_points=count,
                 num_runs=problem.runs[s].count,
                 compute_range=(least, most),
+                at_bound=_bound(problem, float(found.linf[0, s]), s),
+                thirds=in_thirds(residual),
+                is_systematic=is_systematic(
+                    residual, problem.runs[s].run, codes(data.group[index])
+                ),
+                undercut=_undercut(problem, found, data, s),
             )
         )
     return tuple(laws)
+
+
+def _bound(problem: Problem, linf: float, structure: int) -> Bound:
+    """The bound that a fitted linf sits on."""
+    highest = float(problem.points.highest[0, structure])
+    if problem.sharing == "given":
+        return ""
+    if linf <= _NEAR * highest:
+        return "zero"
+    return "lowest loss" if linf >= (1 - _NEAR) * highest else ""
+
+
+def _undercut(problem: Problem, found: Laws, data: Observations, structure: int) -> float:
+    """How far the lowest of all points of a structure are below its law."""
+    here = (data.structure == problem.structures[structure]) & (data.compute > 0)
+    x = np.log(data.compute[here]) - problem.centre[structure]
+    law = Laws(*(column[:, structure] for column in found.columns))
+    with np.errstate(over="ignore"):
+        return max(0.0, float((law.log_loss(x) - np.log(data.loss[here])).max()))
 
 
 def _explained(y: Floats, residual: Floats) -> float:

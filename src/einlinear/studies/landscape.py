@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from einlinear.errors import EinlinearError
 from einlinear.models.groups import aligned
+from einlinear.studies.landscape_cells import Cell, Edge
 from einlinear.studies.landscape_plot import LandscapePanel, Line, draw_landscape
 from einlinear.studies.landscape_runs import (
     PARAMETRIZATIONS,
@@ -22,76 +23,7 @@ from einlinear.studies.landscape_runs import (
 
 _TITLES = {"naive": "naive", "mup": "muP"}
 
-Edge = Literal["lowest", "highest"]
 Answer = Literal["transfers", "nearly transfers", "does not transfer", "cannot be told"]
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One structure at one width under one parametrization: its losses, by rate and seed.
-
-    Rates are powers of two. A loss is that of training, infinite where the run diverged.
-    """
-
-    parametrization: Parametrization
-    structure: str
-    width: int
-    rates: tuple[int, ...]
-    losses: tuple[tuple[float, ...], ...]
-    accuracies: tuple[tuple[float, ...], ...]
-
-    @property
-    def means(self) -> tuple[float, ...]:
-        """The loss at every rate, averaged over seeds: infinite if a seed diverged."""
-        return tuple(map(fmean, self.losses))
-
-    @property
-    def best(self) -> int | None:
-        """The rate of the lowest mean loss; None if no rate keeps all seeds from diverging."""
-        return _best(self.rates, self.means)
-
-    @property
-    def best_by_seed(self) -> tuple[int | None, ...]:
-        """The best rate of every seed alone."""
-        return tuple(_best(self.rates, column) for column in zip(*self.losses, strict=True))
-
-    @property
-    def interval(self) -> tuple[int, int] | None:
-        """The lowest and the highest of the best rates of single seeds."""
-        known = [rate for rate in self.best_by_seed if rate is not None]
-        return (min(known), max(known)) if known else None
-
-    @property
-    def edge(self) -> Edge | None:
-        """The end of the grid that the best rate is, so that a better one may lie beyond."""
-        if self.best == self.rates[-1]:
-            return "highest"
-        return "lowest" if self.best == self.rates[0] else None
-
-    @property
-    def is_at_edge(self) -> bool:
-        """Whether the best rate is an end of the grid."""
-        return self.edge is not None
-
-    @property
-    def best_loss(self) -> float:
-        """The mean loss at the best rate."""
-        return min(self.means)
-
-    @property
-    def best_accuracy(self) -> float:
-        """The mean test accuracy at the rate that is best for training."""
-        return 0.0 if self.best is None else fmean(self.accuracies[self.rates.index(self.best)])
-
-    def loss_at(self, rate: int) -> float:
-        """The mean loss at a rate of the grid."""
-        return self.means[self.rates.index(rate)]
-
-
-def _best(rates: Sequence[int], losses: Sequence[float]) -> int | None:
-    """The rate of the lowest loss, of equal ones the lower rate."""
-    loss, rate = min(zip(losses, rates, strict=True))
-    return rate if isfinite(loss) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,17 +32,18 @@ class Points:
     """Points of samples x structures, filled up with points of weight 0.
 
     x is the logarithm of compute, less `centre` of the structure; y the logarithm of the loss.
-    is_frontier: whether they are the lowest losses, so that no law stays above one of them.
+    highest: the upper bound of linf, of samples x structures, see `highest_linf`.
     """
 
     x: Floats
     y: Floats
     weight: Floats
-    is_frontier: bool
+    highest: Floats
 
     def rows(self, index: NDArray[np.int64]) -> Points:
         """Some of the samples."""
-        return Points(self.x[index], self.y[index], self.weight[index], self.is_frontier)
+        columns = (self.x, self.y, self.weight, self.highest)
+        return Points(*(column[index] for column in columns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,20 +100,15 @@ def _cost(points: Points, residual: Floats, bend: Floats) -> Floats:
     return np.asarray(np.einsum("bsm,bsm,bsm->bs", points.weight, small, size - 0.5 * small))
 
 
-def _highest_linf(points: Points, sharing: Sharing) -> Floats:
-    """The upper bound of linf.
+def highest_linf(losses: Sequence[Floats], is_frontier: bool, sharing: Sharing) -> Floats:
+    """The upper bound of linf, from all losses of each structure; one for all if they share it.
 
-    The law of a frontier must be able to reach every loss that was reached. Where points scatter to
-    both sides of the law, some may be below linf.
+    The law of a frontier must be able to reach every loss that was reached, also by runs that do
+    not count in the fit, and in samples that lack the run: so linf and its interval stay below the
+    lowest. Where points scatter to both sides of the law, some may be below linf.
     """
-    loss = np.exp(points.y)
-    if points.is_frontier:
-        bound = BELOW * np.where(points.weight > 0, loss, np.inf).min(-1)
-    else:
-        bound = np.where(points.weight > 0, loss, 0.0).max(-1)
-    if sharing == "shared":
-        return np.broadcast_to(bound.min(-1, keepdims=True), bound.shape)
-    return np.asarray(bound)
+    bound = np.array([BELOW * loss.min() if is_frontier else loss.max() for loss in losses])
+    return np.full_like(bound, bound.min()) if sharing == "shared" else bound
 
 
 def _step(
@@ -176,7 +173,7 @@ def robust_fit(points: Points, start: Laws, bend: Floats, sharing: Sharing) -> L
         return _descend(points, start, bend, sharing)
     shape = start.linf.shape  # structures that share nothing are samples of their own
     x, y, weight = (v.reshape(-1, 1, v.shape[-1]) for v in (points.x, points.y, points.weight))
-    alone = Points(x, y, weight, points.is_frontier)
+    alone = Points(x, y, weight, points.highest.reshape(-1, 1))
     begin = Laws(*(v.reshape(-1, 1) for v in (start.linf, start.scale, start.a)))
     laws = _descend(alone, begin, bend.reshape(-1, 1), sharing)
     return Laws(*(v.reshape(shape) for v in (laws.linf, laws.scale, laws.a)))
@@ -188,7 +185,7 @@ def _descend(points: Points, start: Laws, bend: Floats, sharing: Sharing) -> Law
     live = np.arange(len(found.linf))
     with np.errstate(all="ignore"):
         laws, at = found, _look(points, found)
-        highest = _highest_linf(points, sharing)
+        highest = points.highest
         cost = _cost(points, at[1], bend).sum(-1)
         damping = np.full((len(cost), 1), 1e-3)
         for _ in range(MAX_STEPS):
@@ -245,6 +242,7 @@ def first_fit(points: Points, linf: float, sharing: Sharing) -> tuple[Laws, Floa
     lowest = np.exp(np.where(has, points.y, np.inf).min(-1))
     lowest = np.broadcast_to(lowest.min() if sharing == "shared" else lowest, lowest.shape)
     starts = SHARES[:, None] * lowest
+    starts = np.minimum(starts, points.highest)
     if sharing == "given":
         starts = np.full_like(lowest, linf)
     many = points.rows(np.zeros(len(starts), dtype=np.int64))

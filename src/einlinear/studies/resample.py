@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from einlinear.errors import EinlinearError
-from einlinear.studies.law import Laws, Points, Sharing, first_fit, least_squares, robust_fit
+from einlinear.studies.law import (
+    Laws,
+    Points,
+    Sharing,
+    first_fit,
+    highest_linf,
+    least_squares,
+    robust_fit,
+)
 from einlinear.studies.observations import Floats, Ints, Observations, codes
 from einlinear.studies.selection import Bools, Selection, Table, choose, make_tables
 
@@ -70,12 +78,13 @@ def make_problem(
     """The problem with every point that counts."""
     structures, tables = observations.structures, make_tables(observations)
     check_compute(structures, tables)
-    lowest = min(float(np.exp(table.y.min())) for table in tables)
+    losses = [np.exp(table.y) for table in tables]
     if sharing == "given":
-        check_linf(linf, lowest)
+        check_linf(linf, min(float(loss.min()) for loss in losses))
+    highest = highest_linf(losses, selection != "all", sharing)[None]
     tables = tuple(choose(table, selection, linf, tolerance) for table in tables)
     shape = (1, len(tables), max(1, *(len(table.x) for table in tables)))
-    points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape), selection != "all")
+    points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape), highest)
     centre = np.array([table.x.mean() if len(table.x) else 0.0 for table in tables])
     for s, table in enumerate(tables):
         here = (0, s, slice(len(table.x)))
@@ -158,7 +167,8 @@ def _drawn(problem: Problem, random: np.random.Generator, samples: int) -> Point
     sample, structure, place = np.nonzero(weight)
     to = np.arange(len(place)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     shape = (samples, len(problem.runs), int(sizes.max()))
-    points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape), one.is_frontier)
+    highest = np.repeat(one.highest, samples, axis=0)
+    points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape), highest)
     here = (sample, structure, to)
     points.x[here], points.y[here] = one.x[0, structure, place], one.y[0, structure, place]
     points.weight[here] = weight[sample, structure, place]

@@ -19,16 +19,17 @@ from einlinear.studies.fit import (
     frontier,
 )
 from einlinear.studies.multiplier import LinfRow, Multiplier, compute_multiplier, linf_table
-from einlinear.studies.observations import Floats, Observations, plain_label
+from einlinear.studies.observations import Observations, plain_label
+from einlinear.studies.reports.ends import Ends, find_ends
 from einlinear.studies.reports.shown import Gathered, ShownRun
 
 MEASURES = ("macs", "linear_macs", "seconds", "params", "units", "compute")
 COMPARED = ("macs", "seconds", "compute")
 """Measures by which structures are compared, with intervals; the others only have curves."""
-Curve = tuple[str, Floats, Floats]
+MISFIT = 0.02
+"""Of a law, in log loss, where it begins to matter; noise of seeds is a tenth to a half of it."""
 
 _LEAST_SIZES = 2  # of which points must be left without the ends of a frontier
-_NEAR_THE_END = 0.9  # runs of a size that spent at least this share of the longest are its ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +79,6 @@ class Measured:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """How runs of a structure ended.
-
-    sizes: sizes of models on the frontier but the one that went furthest.
-    early: those that ended while they were the best for their compute: nothing had overtaken them.
-    """
-
-    structure: str
-    early: int
-    sizes: int
-
-    @property
-    def are_early(self) -> bool:
-        """Whether that is half of them or more, so that the frontier is mostly ends of runs."""
-        return self.sizes > 0 and 2 * self.early >= self.sizes
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Analysis:
     """All results of a report.
@@ -121,6 +104,16 @@ class Analysis:
         return self.measured.get("macs") or self.measured.get("compute")
 
 
+def is_wrong(law: PowerLaw) -> bool:
+    """Whether a law does not describe its points."""
+    return law.at_bound == "lowest loss" or law.is_systematic or is_undercut(law)
+
+
+def is_undercut(law: PowerLaw) -> bool:
+    """Whether losses are below the law by more than it misses its own points, and than noise."""
+    return law.undercut > max(MISFIT, 3 * law.rms)
+
+
 def analyse(gathered: Gathered, settings: Settings) -> Analysis:
     """Everything that the runs of one task say."""
     task = _choose_task(gathered, settings.task)
@@ -143,7 +136,9 @@ def analyse(gathered: Gathered, settings: Settings) -> Analysis:
         reference=reference,
         measured=measured,
         linf_rows=() if main is None else _linf_rows(main, reference),
-        ends=() if main is None else tuple(_ends(main, name) for name in order),
+        ends=()
+        if main is None
+        else tuple(find_ends(main.data, main.front, name) for name in order),
     )
 
 
@@ -347,42 +342,3 @@ def _linf_rows(main: Measured, reference: str | None) -> tuple[LinfRow, ...]:
         return linf_table(data, reference=row.structure, points=row.points)
     except EinlinearError:
         return ()
-
-
-def _ends(main: Measured, structure: str) -> Ends:
-    """How many sizes of a structure ended before a larger one had overtaken them."""
-    if structure not in main.front.structures:
-        return Ends(structure, 0, 0)
-    data, front = main.data.of(structure), main.front.of(structure)
-    furthest = data.size[int(np.argmax(data.compute))]
-    on_front = set(zip(front.run.tolist(), front.compute.tolist(), strict=True))
-    sizes = {size for size in front.size.tolist() if size != furthest}
-    curves = _curves(data)
-    last: dict[str, float] = {}
-    for size, compute, _ in curves.values():
-        last[size] = max(last.get(size, 0.0), compute[-1])
-    early = set()
-    for run, (size, compute, loss) in curves.items():
-        is_end = size in sizes and compute[-1] >= _NEAR_THE_END * last[size]
-        others = [curve for curve in curves.values() if curve[0] != size]
-        if is_end and (run, compute[-1]) in on_front:
-            if not any(_overtakes(curve, compute[-1], loss[-1]) for curve in others):
-                early.add(size)
-    return Ends(structure, len(early), len(sizes))
-
-
-def _curves(data: Observations) -> dict[str, Curve]:
-    """Of every run its size, and its compute and losses in order."""
-    order = np.argsort(data.compute, kind="stable")
-    places: dict[str, list[int]] = {}
-    for place in order.tolist():
-        places.setdefault(data.run[place], []).append(place)
-    return {run: (data.size[at[0]], data.compute[at], data.loss[at]) for run, at in places.items()}
-
-
-def _overtakes(curve: Curve, compute: float, loss: float) -> bool:
-    """Whether a run is at a loss or below where it has spent this much, between its points."""
-    _, spent, losses = curve
-    if not spent[0] <= compute <= spent[-1]:
-        return False
-    return bool(np.interp(np.log(compute), np.log(spent), np.log(losses)) <= np.log(loss))

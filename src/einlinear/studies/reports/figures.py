@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isfinite, nan
-from typing import Literal
 
 import numpy as np
 
@@ -13,12 +11,10 @@ from einlinear.studies.fit import PowerLaw
 from einlinear.studies.law import Bools
 from einlinear.studies.multiplier import Multiplier
 from einlinear.studies.numbers import short
-from einlinear.studies.reports.analyse import Analysis, Measured
+from einlinear.studies.observations import Observations
+from einlinear.studies.reports.analyse import Analysis, Measured, is_wrong
+from einlinear.studies.reports.panels import Figure, Panel, Role, Series
 from einlinear.studies.reports.shown import ShownRun
-
-Role = Literal[
-    "runs", "open", "frontier", "law", "beyond", "band", "value", "guess", "dot", "place"
-]
 
 BEYOND = 10.0  # how far laws are drawn beyond the data
 NAMES = {
@@ -28,58 +24,6 @@ NAMES = {
     "params": "parameters",
     "compute": "compute",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Something drawn of one structure; `role` says how. Runs bring their own points.
-
-    low, high: ends of an interval around x, of dots.
-    """
-
-    structure: str
-    role: Role
-    x: tuple[float, ...] = ()
-    y: tuple[float, ...] = ()
-    text: tuple[str, ...] = ()
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """One pair of axes.
-
-    measure: what the points of runs are drawn against; none if there are none.
-    is_counted: whether only those are drawn that count in fits, and faintly.
-    line_x, line_y: where a line is drawn that divides good from bad.
-    y_range: None for all that there is.
-    """
-
-    name: str
-    x_title: str
-    y_title: str
-    series: tuple[Series, ...]
-    measure: str = ""
-    is_counted: bool = False
-    is_log_x: bool = True
-    is_log_y: bool = True
-    is_reversed: bool = False
-    line_x: float | None = None
-    line_y: float | None = None
-    x_range: tuple[float, float] | None = None
-    y_range: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """Panels side by side, or one at a time to choose from; `about` says what is seen."""
-
-    name: str
-    title: str
-    about: str
-    panels: tuple[Panel, ...]
-    is_choice: bool = False
 
 
 def unit_of(analysis: Analysis) -> str:
@@ -95,7 +39,13 @@ def measure_name(analysis: Analysis, measure: str) -> str:
 
 def make_figures(analysis: Analysis) -> tuple[Figure, ...]:
     """All figures of which there is something to draw, in the order of the page."""
-    found = [_frontier(analysis), *_multipliers(analysis), _taxonomy(analysis), _curves(analysis)]
+    found = [
+        _frontier(analysis),
+        _residuals(analysis),
+        *_multipliers(analysis),
+        _taxonomy(analysis),
+        _curves(analysis),
+    ]
     return tuple(figure for figure in found if any(panel.series for panel in figure.panels))
 
 
@@ -166,6 +116,40 @@ def _frontier(analysis: Analysis) -> Figure:
     )
     about += _cut(analysis, is_counted=True)
     return Figure("frontier", "Loss against compute", about, tuple(panels), is_choice=True)
+
+
+def _residuals(analysis: Analysis) -> Figure:
+    """How far frontiers are from their laws, where some law does not describe its points."""
+    main = analysis.main
+    rows = [] if main is None else [main.laws[n] for n in analysis.structures if n in main.laws]
+    laws = [row.law for row in rows if row.law is not None]
+    panels = []
+    if main is not None and any(map(is_wrong, laws)):
+        series = [_residuals_of(main.front.of(law.structure), law) for law in laws]
+        panels.append(
+            Panel(
+                name=main.measure,
+                x_title=_title(analysis, main.measure),
+                y_title="loss against the law, %",
+                series=tuple(series),
+                measure=main.measure,
+                is_log_y=False,
+                line_y=0.0,
+            )
+        )
+    about = (
+        "How far the points of frontiers are above their laws. Noise has any sign; a bend, or "
+        "points far below, say that the law does not hold. Points of the smallest and the largest "
+        "runs are above it as a rule."
+    )
+    return Figure("residuals", "Residuals", about, tuple(panels))
+
+
+def _residuals_of(front: Observations, law: PowerLaw) -> Series:
+    order = np.argsort(front.compute, kind="stable")
+    x, loss = front.compute[order].tolist(), front.loss[order].tolist()
+    y = tuple(100 * (value / law.loss(at) - 1) for at, value in zip(x, loss, strict=True))
+    return Series(law.structure, "residual", tuple(x), y)
 
 
 def _left_out(analysis: Analysis) -> str:

@@ -9,9 +9,10 @@ from itertools import compress
 from math import isfinite
 
 from einlinear.structures.taxonomy import Taxonomy
-from einlinear.studies.fit import Interval
+from einlinear.studies.fit import Interval, PowerLaw
 from einlinear.studies.numbers import NONE, amount, between, duration, short
-from einlinear.studies.reports.analyse import Analysis, LawRow, Measured
+from einlinear.studies.reports.analyse import Analysis, LawRow, Measured, is_wrong
+from einlinear.studies.reports.cautions import percent_thirds
 from einlinear.studies.reports.figures import measure_name, unit_of
 from einlinear.studies.reports.looks import Look
 from einlinear.studies.reports.shown import ShownRun
@@ -72,7 +73,8 @@ def _with_ends(value: float | None, ends: Interval, digits: int = 3) -> str:
 
 def law_table(analysis: Analysis, found: Measured, looks: dict[str, Look]) -> str:
     """The power law of every structure, or why there is none."""
-    titles = ("exponent a", "factor b", "limit L\u221e", "R\u00b2", "points", "runs", "decades")
+    titles = ["exponent a", "factor b", "limit L\u221e", "residuals by third", "R\u00b2"]
+    titles += ["points", "runs", "decades"]
     laws = [found.laws[name] for name in analysis.structures if name in found.laws]
     has_notes = any(row.note for row in laws)
     names = [head("structure", False), *map(head, titles), *[head("note", False)] * has_notes]
@@ -85,17 +87,25 @@ def law_table(analysis: Analysis, found: Measured, looks: dict[str, Look]) -> st
 def _law_row(row: LawRow, looks: dict[str, Look], has_notes: bool) -> str:
     law = row.law
     if law is None:
-        cells = f"<td>{NONE}</td>" * 7
+        cells = f"<td>{NONE}</td>" * 8
     else:
         cells = (
             _with_ends(law.a, law.a_interval)
             + _with_ends(law.b, law.b_interval)
-            + _with_ends(law.linf, law.linf_interval)
-            + f"<td>{law.r2:.4f}</td><td>{law.num_points}</td><td>{law.num_runs}</td>"
+            + _limit(law)
+            + f'<td class="{"off" if is_wrong(law) else ""}">{percent_thirds(law)}</td>'
+            f"<td>{law.r2:.4f}</td><td>{law.num_points}</td><td>{law.num_runs}</td>"
             f"<td>{law.decades:.1f}</td>"
         )
     note = f'<td class="w note">{escape(row.note)}</td>' if has_notes else ""
     return f"<tr>{_named(row.structure, looks)}{cells}{note}</tr>"
+
+
+def _limit(law: PowerLaw) -> str:
+    """The limit with its interval, and the bound that it sits on."""
+    cell = _with_ends(law.linf, law.linf_interval)
+    bound = {"": "", "lowest loss": "at its bound", "zero": "at its bound, 0"}[law.at_bound]
+    return cell.replace("</td>", f' <span class="off">{bound}</span></td>') if bound else cell
 
 
 def multiplier_table(analysis: Analysis, looks: dict[str, Look]) -> str:

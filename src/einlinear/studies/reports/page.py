@@ -14,7 +14,7 @@ from typing import Any
 
 from einlinear.pages import fill, plotly_script, script_json
 from einlinear.studies.reports.analyse import MEASURES, Analysis
-from einlinear.studies.reports.figures import Figure, measure_name, run_label
+from einlinear.studies.reports.figures import measure_name, run_label
 from einlinear.studies.reports.html_tables import (
     law_table,
     linf_table_html,
@@ -23,6 +23,7 @@ from einlinear.studies.reports.html_tables import (
     swatch,
 )
 from einlinear.studies.reports.looks import Look
+from einlinear.studies.reports.panels import Figure
 from einlinear.studies.reports.reproduce import commands
 from einlinear.studies.reports.shown import ShownRun
 from einlinear.studies.reports.words import Words, facts
@@ -161,7 +162,7 @@ def _sections(
         )
     parts = {
         "Loss against compute": shown.get("frontier", ""),
-        "Power laws": "".join(laws),
+        "Power laws": "".join([*laws, shown.get("residuals", "")]),
         f"Multipliers against {analysis.reference}": "".join(multipliers),
         "Where the structures stand": shown.get("taxonomy", ""),
         "Loss curves": shown.get("curves", ""),

@@ -55,6 +55,8 @@
       text: s.text.map((t, i) => `${plain(t)}<br>on the frontier, loss ${s.y[i]}, ${at(s.x[i], panel)}`) }),
     law: s => ({ mode: "lines", line: { width: 2.2, color: colour(s.structure) }, hoverinfo: "skip" }),
     beyond: s => ({ mode: "lines", line: { width: 1.6, color: colour(s.structure), dash: "dash" }, hoverinfo: "skip" }),
+    residual: (s, panel) => ({ mode: "lines+markers", line: { width: 1.4, color: colour(s.structure) }, marker: { size: 7, color: colour(s.structure),
+      symbol: data.structures[s.structure].symbol }, text: s.y.map((v, i) => `${plain(data.structures[s.structure].structure)}<br>${v > 0 ? "+" : ""}${v.toPrecision(2)} % against its law, ${at(s.x[i], panel)}`) }),
     band: s => ({ mode: "none", fill: "toself", fillcolor: colour(s.structure), opacity: 0.13, hoverinfo: "skip" }),
     value: s => ({ mode: "lines", line: { width: 2.4, color: colour(s.structure) }, text: hover(s) }),
     guess: s => ({ mode: "lines", line: { width: 1.6, color: colour(s.structure), dash: "dash" }, text: hover(s, ", extrapolated") }),

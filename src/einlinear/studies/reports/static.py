@@ -12,8 +12,8 @@ from typing import Any
 
 from einlinear.models.check_plot import FAINT, INK, check_matplotlib, save_figure
 from einlinear.studies.reports.analyse import Analysis
-from einlinear.studies.reports.figures import Figure, Panel, Series
 from einlinear.studies.reports.looks import Look
+from einlinear.studies.reports.panels import Figure, Panel, Series
 
 _MARKERS = {
     "circle": "o",
@@ -224,6 +224,8 @@ def _draw_series(axes: Any, series: Series, look: Look) -> None:
     colour = look.colour
     if series.role == "frontier":
         axes.plot(series.x, series.y, linestyle="none", color=colour, **_marker(look, 3.4))
+    elif series.role == "residual":
+        axes.plot(series.x, series.y, color=colour, linewidth=0.9, **_marker(look, 3.4))
     elif series.role in ("law", "value"):
         axes.plot(series.x, series.y, color=colour, linewidth=1.6)
     elif series.role in ("beyond", "guess"):

@@ -74,6 +74,11 @@ def law_rows(analysis: Analysis) -> Iterator[Row]:
                 values[f"{name}_low"], values[f"{name}_high"] = ends
             for name in ("r2", "rms", "num_points", "num_runs", "decades"):
                 values[name] = None if law is None else getattr(law, name)
+            thirds = (None, None, None) if law is None else law.thirds
+            for name, value in zip(("first", "middle", "last"), thirds, strict=True):
+                values[f"residual_{name}"] = value
+            for name in ("is_systematic", "undercut", "at_bound"):
+                values[name] = None if law is None else getattr(law, name)
             yield values | {"points": "" if law is None else row.points, "note": row.note}
 
 

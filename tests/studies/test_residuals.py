@@ -1,0 +1,110 @@
+"""Laws that do not hold are told from those that do: linf at a bound, residuals with a bend."""
+
+import numpy as np
+import pytest
+
+import einlinear as el
+from einlinear.studies.law import BELOW
+from einlinear.studies.residuals import in_thirds
+from scaling import curves, optima, together
+
+LOWEST = 2.1640337
+
+
+def bent(top=1.0, seeds=1):
+    """Dense layers reach LOWEST by a law; the losses of others stay at 2.6, as no law does."""
+    place = np.repeat(np.linspace(0, 1, 12), seeds)
+    compute = 10 ** (12 + 2 * place)
+    dense = LOWEST + 0.5 * (np.exp(-3 * place) - np.exp(-3))
+    flat = 2.6 + top * np.exp(-6 * place)
+    size = np.repeat(np.arange(12), seeds)
+    return el.Observations(
+        run=[f"{name} {k}" for name in "ab" for k in range(12 * seeds)],
+        compute=np.tile(compute, 2),
+        loss=np.r_[dense, flat],
+        structure=np.repeat(["dense", "low_rank"], 12 * seeds),
+        group=[f"{name} {k}" for name in "ab" for k in size],
+    )
+
+
+def test_linf_at_its_bound_is_said():
+    """The report of issue 16: linf 2.164031, lowest loss 2.164034, 0.1 off at both ends."""
+    data = bent()
+    fit = el.fit_power_law(data, linf="shared", points="frontier", resamples=60)
+    assert fit["dense"].linf == fit["low_rank"].linf == pytest.approx(BELOW * LOWEST, abs=1e-9)
+    assert [law.at_bound for law in fit.laws] == ["lowest loss", "lowest loss"]
+    flat = data.of("low_rank")
+    off = flat.loss - [fit["low_rank"].loss(compute) for compute in flat.compute]
+    assert off[0] > 0.1
+    assert off[-1] > 0.1
+    assert fit["low_rank"].is_systematic
+    assert not fit["dense"].is_systematic
+    first, middle, last = fit["low_rank"].thirds
+    assert first > 0.01 > 0 > middle
+    assert last > 0.01
+    assert str(fit).splitlines()[3:] == [
+        "dense: linf is at its bound (lowest loss), so it is not measured",
+        "low_rank: linf is at its bound (lowest loss), so it is not measured",
+        "low_rank: the points are off the law by +1.4 %, -2.9 %, +3.1 % in the first, middle and "
+        "last third, more than their noise",
+    ]
+
+
+@pytest.mark.parametrize("points", ["inner", "frontier"])
+@pytest.mark.parametrize("linf", ["shared", "fitted"])
+def test_no_linf_is_above_a_loss_that_was_observed(points, linf):
+    """Neither the estimate nor its interval, though inner points and samples lack the lowest."""
+    data = bent(top=1.5, seeds=2)
+    fit = el.fit_power_law(data, linf=linf, points=points, resamples=100)
+    for law in fit.laws:
+        lowest = LOWEST if linf == "shared" else data.of(law.structure).loss.min()
+        assert law.linf < lowest
+        assert law.linf_interval[1] < lowest
+
+
+def test_a_limit_of_zero_is_a_bound():
+    compute = np.geomspace(1e6, 1e9, 10)
+    data = el.Observations(list("abcdefghij"), compute, 8 - 0.5 * np.log10(compute))
+    law = el.fit_power_law(data, resamples=0).laws[0]
+    assert (law.linf, law.at_bound) == (0.0, "zero")
+    given = el.fit_power_law(data, linf=0.0, resamples=0).laws[0]
+    assert given.at_bound == ""  # it was not looked for
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda random: optima(random, 20, 0.02),
+        lambda random: optima(random, 8, 0.005),
+        lambda random: curves(random, 8, 0.005),
+        lambda random: curves(random, 8, 0.002, seeds=1),
+    ],
+)
+def test_noise_is_not_systematic(make):
+    random = np.random.default_rng(5)
+    laws = [el.fit_power_law(together(make(random)), resamples=0).laws[0] for _ in range(20)]
+    assert sum(law.is_systematic for law in laws) <= 1
+    assert sum(law.at_bound == "lowest loss" for law in laws) == 0
+
+
+def test_losses_below_a_law_are_seen_also_where_they_do_not_count():
+    """The smallest size is left out of the fit; here it is far better than the law there."""
+    run, compute, loss, _ = optima(np.random.default_rng(6), 12, 0.0)
+    assert (
+        el.fit_power_law(el.Observations(run, compute, loss), resamples=0).laws[0].undercut < 1e-6
+    )
+    loss[0] = 0.8 * loss[0]
+    law = el.fit_power_law(el.Observations(run, compute, loss), resamples=0).laws[0]
+    assert law.undercut == pytest.approx(-np.log(0.8), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 2.0, 3.0], (1, 2, 3)),
+        ([1.0, 3.0, 5.0, 7.0, 9.0, 11.0], (2, 6, 10)),
+        ([1.0, 2.0, 2.0, 4.0], (1, 2, 4)),
+    ],
+)
+def test_thirds(values, expected):
+    assert in_thirds(np.array(values)) == expected
