@@ -20,6 +20,8 @@ def record(seed=0, structure="btt", losses=(4.5, 3.0, None, 2.5), warmup=0):
 @pytest.mark.parametrize(
     ("compute", "expected"),
     [
+        ("flops", [0, 4200, 12600]),
+        ("linear_flops", [0, 2400, 7200]),
         ("macs", [0, 700, 2100]),
         ("linear_macs", [0, 400, 1200]),
         ("seconds", [0, 2, 6]),
@@ -28,6 +30,7 @@ def record(seed=0, structure="btt", losses=(4.5, 3.0, None, 2.5), warmup=0):
     ],
 )
 def test_observations_of_records(compute, expected):
+    assert el.Observations.from_records([record()]).compute.tolist() == [0, 4200, 12600]
     data = el.Observations.from_records([record(0), record(1)], compute)
     assert data.compute.tolist() == expected * 2
     assert data.loss.tolist() == [4.5, 3.0, 2.5] * 2
@@ -40,9 +43,9 @@ def test_observations_of_records(compute, expected):
     assert set(data.size) == {33}
 
 
-def test_records_are_observations_by_their_multiply_adds():
+def test_records_are_observations_by_their_flops():
     found = el.frontier([record(0), record(1, "dense")])
-    assert found.compute.tolist() == [700, 2100] * 2  # the start has no compute
+    assert found.compute.tolist() == [4200, 12600] * 2  # the start has no compute
 
 
 def test_two_spellings_of_a_structure_are_one():
@@ -98,7 +101,7 @@ OTHER_DATA = replace(record(1), environment={"data": "abc"})
         (lambda: el.Observations("a", 1.0, 2.0), "flat and of one length"),
         (lambda: el.Observations([["a"]], [[1.0]], [[2.0]]), "flat and of one length"),
         (lambda: el.Observations.from_records([]), "there are no observations"),
-        (lambda: el.Observations.from_records([record()], "flops"), "compute is 'flops'"),
+        (lambda: el.Observations.from_records([record()], "cost"), "compute is 'cost'"),
         (lambda: el.frontier("runs.csv"), "hold 'r'"),
         (lambda: el.frontier([record(), OTHER_TASK]), "was on text .* on regression"),
         (lambda: el.frontier([record(), OTHER_DATA]), "data None.*data abc"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import einlinear as el
+from einlinear.studies.numbers import short
 from einlinear.studies.reports.analyse import Settings, analyse, observe
 from einlinear.studies.reports.gather import gather
 from einlinear.studies.reports.words import conclude, facts
@@ -50,7 +51,7 @@ def test_every_run_has_its_state(sweep):
     assert running.seconds_left == 1234.0
     assert running.width == 768
     assert 5 < len(running.curve) < 21  # the line that is half written is no point
-    assert running.curve[-1].spent["macs"] == running.macs * running.curve[-1].spent["units"]
+    assert running.curve[-1].spent["flops"] == 6 * running.macs * running.curve[-1].spent["units"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_nothing_to_report(tmp_path):
         gather(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("measure", ["macs", "linear_macs", "seconds", "params", "units"])
+@pytest.mark.parametrize("measure", ["flops", "linear_flops", "seconds", "params", "units"])
 def test_what_is_fitted_are_the_points_of_the_records(sweep, measure):
     ids = {record.id for record in sweep[1]}
     runs = [run for run in gather(sweep[0]).runs if run.id in ids]
@@ -145,7 +146,7 @@ def test_what_is_fitted_are_the_points_of_the_records(sweep, measure):
 def test_multipliers_hold_the_truth(sweep):
     """Eight intervals at once: of 90 % ones some would not."""
     found = analyse(gather(sweep[0]), Settings(resamples=400, level=0.99))
-    for measure, slowness in (("macs", {}), ("seconds", SLOWNESS)):
+    for measure, slowness in (("flops", {}), ("seconds", SLOWNESS)):
         for name, one in found.measured[measure].multipliers.items():
             truth = TRUTH[name] / slowness.get(name, 1.0)
             low, high = one.median_interval
@@ -182,6 +183,10 @@ def test_the_line_of_facts(found):
     assert "task: text" in line
     assert "widths 32 to 1024" in line
     assert "3 seeds" in line
+    macs = [run.record.curve[-1].macs for run in found.gathered.runs if run.record]
+    open_runs = [run.spent("units") * run.macs for run in found.gathered.runs if not run.record]
+    assert f"{short(6 * (sum(macs) + sum(open_runs)))} FLOPs" in line
+    assert "multiply-add" not in line
 
 
 @pytest.mark.parametrize(

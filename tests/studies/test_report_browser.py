@@ -81,10 +81,10 @@ def test_figures_have_points(page, address):
     data = page.run("report.data")
     ended = [run for run in data["runs"] if not run["open"]]
     assert any(run["cold"] > 1 for run in ended)
-    points = sum(sum(x > 0 for x in run["macs"][run["cold"] :]) for run in ended)
+    points = sum(sum(x > 0 for x in run["flops"][run["cold"] :]) for run in ended)
     assert sum(trace["points"] for trace in runs) == points + len(ended)  # and a gap after each
     (curves,) = [d for d in drawn if d["figure"] == "curves"]
-    points = sum(sum(x > 0 for x in run["macs"]) for run in ended)
+    points = sum(sum(x > 0 for x in run["flops"]) for run in ended)
     runs = [t for t in curves["traces"] if t.get("role") == "runs"]
     assert sum(trace["points"] for trace in runs) == points + len(ended)
     assert page.run('document.querySelectorAll("figure.ready .static svg").length') >= 5
@@ -122,8 +122,8 @@ def test_the_axis_can_be_chosen(page, address):
         pressed = '[...document.querySelectorAll("#figure-frontier [aria-pressed=true]")].length'
         assert page.run(pressed) == 1
     assert list(titles) == [
-        "multiply-adds of forward passes",
-        "multiply-adds in linear layers",
+        "FLOPs of training",
+        "FLOPs in linear layers",
         "seconds",
         "parameters",
         "tokens",

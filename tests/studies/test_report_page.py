@@ -78,11 +78,11 @@ def test_everything_is_written(made):
     assert files.page == path / "report" / "index.html"
     names = {file.name for file in files.figures}
     kinds = (
-        "frontier-macs",
+        "frontier-flops",
         "frontier-seconds",
         "multipliers",
         "taxonomy",
-        "curves-macs",
+        "curves-flops",
         "routing",
     )
     assert {f"{kind}.{ending}" for kind in kinds for ending in ("svg", "png")} <= names
@@ -133,7 +133,7 @@ def test_the_tables_hold_the_numbers(made):
             if record.status == "finished":
                 assert float(row["loss"]) == record.final_loss
     assert {row["status"] for row in runs.values()} >= {"failed", "running"}
-    assert {row["measure"] for row in tables["multipliers"]} == {"macs", "seconds"}
+    assert {row["measure"] for row in tables["multipliers"]} == {"flops", "seconds"}
     assert len(tables["power-laws"]) == 4 * 5
 
 
@@ -164,7 +164,7 @@ def test_the_data_of_the_page(made):
     ]  # fmt: skip
     open_runs = [run for run in data["runs"] if run["open"]]
     assert len(open_runs) == 2
-    assert all("linear_macs" not in run for run in open_runs)
+    assert all("linear_flops" not in run for run in open_runs)
     roles = {s["role"] for f in data["figures"] for p in f["panels"] for s in p["series"]}
     assert roles == {
         "runs", "open", "frontier", "law", "beyond", "band", "value", "guess", "dot", "place",

@@ -241,7 +241,7 @@ def test_few_sizes_fall_back_to_the_whole_frontier(tmp_path):
 
 def test_runs_that_diverge_count_until_then(tmp_path):
     bad = write_diverged(tmp_path)
-    data = observe(gather(tmp_path).runs, "macs")
+    data = observe(gather(tmp_path).runs, "flops")
     assert len(data) == sum(p.loss is not None and p.step >= bad.config.warmup for p in bad.curve)
 
 

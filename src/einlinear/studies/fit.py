@@ -159,7 +159,7 @@ def frontier(
     Of points that are equal in both the first stays.
 
     Args:
-        observations: or records, whose compute is then multiply-adds.
+        observations: or records, whose compute is then FLOPs of training.
         hull: the paper's recipe instead: points on the lower convex hull of log C and
             log(L - linf), and points less than `tolerance` above it.
         linf: for the hull only.
@@ -196,7 +196,7 @@ def fit_power_law(
     Checked by: test_fit_intervals.py::test_intervals_of_curves_cover.
 
     Args:
-        observations: or records, whose compute is then multiply-adds.
+        observations: or records, whose compute is then FLOPs of training.
         linf: "fitted" for each structure, "shared" by all, or a number.
         points: "frontier", of the medians over the seeds of each group: all seeds count where it
             is; "inner", without the sizes at its two ends, which go beyond where they are the best

@@ -86,7 +86,7 @@ def compute_multiplier(
     """The multiplier of every structure but the reference: 2 is half the reference's compute.
 
     Args:
-        observations: or records, whose compute is then multiply-adds.
+        observations: or records, whose compute is then FLOPs of training.
         reference: the structure to compare with.
         linf: "shared" by all laws, "fitted" for each, or a number.
         points: as in `fit_power_law`.
@@ -236,7 +236,7 @@ def linf_table(
     table, the data do not support it.
 
     Args:
-        observations: or records, whose compute is then multiply-adds.
+        observations: or records, whose compute is then FLOPs of training.
         values: the linf; 0, 0.3, 0.6, 0.8 and 0.9 of the lowest loss unless given.
         reference: of the multipliers.
         points: as in `fit_power_law`.

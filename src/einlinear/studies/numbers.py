@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import floor, isfinite, log10
 
 NONE = "\u2013"
+FLOPS_PER_MAC = 6
+"""Of training, per multiply-add of a forward pass: 2, and the backward pass has twice as many."""
 _PREFIXES = ("", " k", " M", " G", " T", " P", " E")
 
 

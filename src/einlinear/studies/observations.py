@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from einlinear.errors import EinlinearError
 from einlinear.structures.text import parse
 from einlinear.studies.config import RunConfig
+from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.record import Point, RunRecord
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Names = NDArray[np.object_]
-Compute = Literal["macs", "linear_macs", "seconds", "params", "units"]
+Compute = Literal["flops", "linear_flops", "seconds", "params", "units", "macs", "linear_macs"]
+"""FLOPs are those of training: 6 for each multiply-add of forward passes, which `macs` counts."""
 # What a label has beside the structure, see `structure_label`.
 _ADDED = r"( (ffn-)?moe \d+/\d+)?( head-aligned)?( with head)?( without norm)?$"
 
@@ -129,7 +131,7 @@ class Observations:
         return self.take(self.structure == structure)
 
     @classmethod
-    def from_records(cls, records: Iterable[RunRecord], compute: Compute = "macs") -> Observations:
+    def from_records(cls, records: Iterable[RunRecord], compute: Compute = "flops") -> Observations:
         """All points of the curves of runs after the warm-up; of runs that diverged with a loss.
 
         The size of a run is its number of parameters. What a structure is called by its first
@@ -139,7 +141,7 @@ class Observations:
             raise EinlinearError(
                 what=f"compute is {compute!r}",
                 rule=f"compute is one of {', '.join(get_args(Compute))}",
-                fix='give compute="macs"',
+                fix='give compute="flops"',
             )
         records = list(records)
         _check_records(records)
@@ -157,7 +159,7 @@ class Observations:
 
 
 def as_observations(data: Observations | Iterable[RunRecord]) -> Observations:
-    """Observations as they are; records by their multiply-adds."""
+    """Observations as they are; records by their FLOPs."""
     if isinstance(data, Observations):
         return data
     if not isinstance(data, Iterable):
@@ -293,8 +295,11 @@ def spent_at(record: RunRecord, point: Point, compute: Compute) -> float:
     """The compute of a run up to one of its points."""
     if compute == "params":
         return float(record.counts.params)
-    if compute == "linear_macs":
-        return float(point.units * record.counts.linear_macs)
+    if compute == "flops":
+        return float(FLOPS_PER_MAC * point.macs)
+    if compute in ("linear_macs", "linear_flops"):
+        macs = point.units * record.counts.linear_macs
+        return float(macs if compute == "linear_macs" else FLOPS_PER_MAC * macs)
     return float(getattr(point, compute))
 
 

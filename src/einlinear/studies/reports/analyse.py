@@ -23,8 +23,8 @@ from einlinear.studies.observations import Observations, plain_label
 from einlinear.studies.reports.ends import Ends, find_ends
 from einlinear.studies.reports.shown import Gathered, ShownRun
 
-MEASURES = ("macs", "linear_macs", "seconds", "params", "units", "compute")
-COMPARED = ("macs", "seconds", "compute")
+MEASURES = ("flops", "linear_flops", "seconds", "params", "units", "compute")
+COMPARED = ("flops", "seconds", "compute")
 """Measures by which structures are compared, with intervals; the others only have curves."""
 MISFIT = 0.02
 """Of a law, in log loss, where it begins to matter; noise of seeds is a tenth to a half of it."""
@@ -100,8 +100,8 @@ class Analysis:
 
     @property
     def main(self) -> Measured | None:
-        """By multiply-adds, or by the compute of a table."""
-        return self.measured.get("macs") or self.measured.get("compute")
+        """By FLOPs, or by the compute of a table."""
+        return self.measured.get("flops") or self.measured.get("compute")
 
 
 def is_wrong(law: PowerLaw) -> bool:
@@ -125,7 +125,7 @@ def analyse(gathered: Gathered, settings: Settings) -> Analysis:
         data = observe(runs, measure)
         if data is not None:
             measured[measure] = _measure(measure, data, reference, settings)
-    main = measured.get("macs") or measured.get("compute")
+    main = measured.get("flops") or measured.get("compute")
     order = sorted(names, key=lambda name: _rank(name, reference, main))
     return Analysis(
         gathered=gathered,

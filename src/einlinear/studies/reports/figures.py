@@ -18,8 +18,8 @@ from einlinear.studies.reports.shown import ShownRun
 
 BEYOND = 10.0  # how far laws are drawn beyond the data
 NAMES = {
-    "macs": "multiply-adds",
-    "linear_macs": "multiply-adds in linear layers",
+    "flops": "FLOPs",
+    "linear_flops": "FLOPs in linear layers",
     "seconds": "seconds",
     "params": "parameters",
     "compute": "compute",
@@ -56,7 +56,7 @@ def loss_name(analysis: Analysis) -> str:
 
 def _title(analysis: Analysis, measure: str) -> str:
     name = measure_name(analysis, measure)
-    return f"{name} of forward passes" if measure == "macs" else name
+    return f"{name} of training" if measure == "flops" else name
 
 
 def _most(analysis: Analysis, is_counted: bool) -> float | None:
@@ -335,7 +335,7 @@ def _curves(analysis: Analysis) -> Figure:
     )
     panels = [
         _losses(analysis, measure, series)
-        for measure in ("macs", "units", "seconds", "compute")
+        for measure in ("flops", "units", "seconds", "compute")
         if any(measure in point.spent for run in analysis.runs for point in run.curve[:1])
     ]
     about = (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import time
-from typing import Any, get_args
+from typing import Any
 
 from einlinear.errors import EinlinearError
 from einlinear.files import parse_object
@@ -16,6 +16,7 @@ from einlinear.structures.text import parse
 from einlinear.studies.config import RunConfig
 from einlinear.studies.config_file import read_config
 from einlinear.studies.directory import RunDirectory, read_metrics, read_record
+from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.observations import (
     Compute,
     Observations,
@@ -37,6 +38,7 @@ from einlinear.studies.tables import read_observations
 
 LIVE_SECONDS = 60.0  # a claim that is older belongs to a process that is gone
 _LOG_BYTES = 4000
+_SPENT: tuple[Compute, ...] = ("flops", "linear_flops", "seconds", "params", "units")
 _READ = ("config.json", "record.json", "metrics.jsonl", "failures.jsonl")
 _BROKEN = (EinlinearError, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 
@@ -189,9 +191,10 @@ def _of_config(config: RunConfig, spelling: dict[str, str]) -> dict[str, Any]:
 def _point(point: Point, record: RunRecord | None) -> ShownPoint:
     """A point; without a record what hangs on its counts is not known."""
     if record is None:
-        spent = {name: float(getattr(point, name)) for name in ("macs", "seconds", "units")}
+        spent = {name: float(getattr(point, name)) for name in ("seconds", "units")}
+        spent["flops"] = float(FLOPS_PER_MAC * point.macs)
     else:
-        spent = {name: spent_at(record, point, name) for name in get_args(Compute)}
+        spent = {name: spent_at(record, point, name) for name in _SPENT}
     loss = None if point.loss is None else float(point.loss)
     return ShownPoint(point.step, loss, spent, point.routing)
 
@@ -219,7 +222,7 @@ def _without_record(
         **known,
         state=state,
         curve=tuple(points),
-        macs=round(last["macs"] / units) if units else None,
+        macs=round(last["flops"] / units / FLOPS_PER_MAC) if units else None,
         steps_done=points[-1].step if points else 0,
         seconds=seconds,
         units_per_second=units / seconds if units and seconds else None,

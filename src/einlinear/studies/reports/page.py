@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 from einlinear.pages import fill, plotly_script, script_json
+from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.reports.analyse import MEASURES, Analysis
 from einlinear.studies.reports.figures import measure_name, run_label
 from einlinear.studies.reports.html_tables import (
@@ -30,8 +31,8 @@ from einlinear.studies.reports.words import Words, facts
 
 MOST_ROUTED = 12  # runs whose routing the page shows
 _COUNTING = (
-    "A multiply-add is two FLOPs; those of forward passes are counted, and a training step takes "
-    "about three times as many. "
+    f"FLOPs are those of training: {FLOPS_PER_MAC} for each multiply-add of a forward pass (2, and "
+    "the backward pass has twice as many). "
 )
 
 

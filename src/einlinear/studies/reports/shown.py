@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from einlinear.structures.taxonomy import Taxonomy
 from einlinear.studies.config import RunConfig
+from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.observations import is_warm
 from einlinear.studies.record import LayerRouting, RunRecord
 
@@ -66,6 +67,11 @@ class ShownRun:
     config: RunConfig | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     record: RunRecord | None = None
+
+    @property
+    def flops(self) -> int | None:
+        """FLOPs of training, per unit."""
+        return None if self.macs is None else FLOPS_PER_MAC * self.macs
 
     @property
     def has_result(self) -> bool:

@@ -30,6 +30,7 @@ def run_rows(analysis: Analysis) -> Iterator[Row]:
             "seed": run.seed,
             "params": run.params,
             "macs_per_unit": run.macs,
+            "flops_per_unit": run.flops,
             "steps": run.steps_done,
             "compute": run.spent("compute") or None,
             "loss": run.loss,
@@ -42,13 +43,13 @@ def run_rows(analysis: Analysis) -> Iterator[Row]:
 
 
 def point_rows(analysis: Analysis) -> Iterator[Row]:
-    """One row for each point that counts, as `read_observations` reads it, by multiply-adds."""
+    """One row for each point that counts, as `read_observations` reads it, by FLOPs."""
     for run in analysis.runs:
         for point in filter(run.counts, run.curve):
             spent = dict(point.spent)
             yield {
                 "run": run.id,
-                "compute": spent.pop("compute", spent.get("macs")),
+                "compute": spent.pop("compute", spent.get("flops")),
                 "loss": point.loss,
                 "structure": run.structure,
                 "seed": run.seed,
@@ -58,7 +59,9 @@ def point_rows(analysis: Analysis) -> Iterator[Row]:
                 "width": run.width,
                 "depth": run.depth,
                 "step": point.step,
-                **{name: spent.get(name) for name in ("linear_macs", "seconds", "params", "units")},
+                **{
+                    name: spent.get(name) for name in ("linear_flops", "seconds", "params", "units")
+                },
             }
 
 

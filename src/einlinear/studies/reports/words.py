@@ -9,7 +9,7 @@ from math import isfinite, isinf, isnan
 from typing import Literal, get_args
 
 from einlinear.studies.multiplier import Multiplier
-from einlinear.studies.numbers import amount, between, count, duration, listed, short
+from einlinear.studies.numbers import between, count, duration, listed, short
 from einlinear.studies.reports.analyse import Analysis, Measured, is_wrong
 from einlinear.studies.reports.cautions import cautions, code, codes, has_single_points, level
 from einlinear.studies.reports.shown import State
@@ -57,9 +57,9 @@ def facts(analysis: Analysis) -> list[str]:
     if widths:
         found.append(f"widths {widths[0]} to {widths[-1]}" if widths[1:] else f"width {widths[0]}")
     found.append(count(len({run.seed for run in runs}), "seed"))
-    macs = sum(run.spent("macs") for run in runs)
+    flops = sum(run.spent("flops") for run in runs)
     seconds = sum(run.spent("seconds") for run in runs)
-    found += [f"{amount(macs)} multiply-adds"] if macs else []
+    found += [f"{short(flops)} FLOPs"] if flops else []
     found += [f"{duration(seconds)} in training steps"] if seconds else []
     return found
 

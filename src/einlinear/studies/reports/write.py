@@ -72,7 +72,8 @@ def place_for(source: Path, out: str | Path | None) -> Path:
 def _remove_old(out: Path, written: set[Path]) -> None:
     """Remove figures and tables of an earlier report that this one does not have."""
     names = ("residuals", "multipliers", "multiplier-curves", "taxonomy", "routing")
-    figures = [*names, *(f"{figure}-{m}" for figure in ("frontier", "curves") for m in MEASURES)]
+    measures = (*MEASURES, "macs", "linear_macs")  # by which reports were made once
+    figures = [*names, *(f"{figure}-{m}" for figure in ("frontier", "curves") for m in measures)]
     ours = [out / "figures" / f"{name}{ending}" for name in figures for ending in (".svg", ".png")]
     for path in {*ours, *(out / "tables" / f"{name}.csv" for name in TABLES)} - written:
         path.unlink(missing_ok=True)

@@ -8,9 +8,7 @@ from heapq import heapify, heapreplace
 from typing import Any
 
 from einlinear.studies.config import RunConfig
-
-FLOPS_PER_MAC = 6
-"""A multiply-add is two FLOPs; the backward pass has twice those of the forward pass."""
+from einlinear.studies.numbers import FLOPS_PER_MAC
 
 
 @dataclass(frozen=True, slots=True)

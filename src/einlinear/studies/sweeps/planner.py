@@ -12,11 +12,12 @@ import torch
 
 from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig
+from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.plan_run import cost_run
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.estimate import Timing, estimate, kind_of, time_steps
 from einlinear.studies.sweeps.job import all_finished
-from einlinear.studies.sweeps.plan import FLOPS_PER_MAC, PlannedRun, PlanRequest
+from einlinear.studies.sweeps.plan import PlannedRun, PlanRequest
 from einlinear.studies.sweeps.study import BUDGET, Cell, Study
 
 # Runs that differ only in these have the same model, batches and data, and so the same counts.
