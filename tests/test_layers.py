@@ -141,6 +141,7 @@ ORDER = [
     "studies.sweeps.driver",
     "studies.sweeps.sweep",
     "studies.reports.shown",
+    "studies.reports.sound",
     "studies.reports.gather",
     "studies.reports.ends",
     "studies.reports.analyse",

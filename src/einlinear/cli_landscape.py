@@ -47,7 +47,7 @@ def landscape(
     with progress_bar(console(), "runs") as show:
         result = run_landscape(config, out=out, data=data, processes=processes, on_progress=show)
     print(_table(result.rows()) + "\n")
-    for paragraph in result.verdict:
+    for paragraph in result.words:
         say(paragraph)
     facts = {"machine": machine_facts()} | result.as_json()
     write(out / "landscape.json", json.dumps(facts, indent=1))

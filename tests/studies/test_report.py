@@ -110,7 +110,10 @@ def test_a_damaged_record_is_named_and_the_rest_is_shown(tmp_path, damage):
     ((path, why),) = gathered.problems
     assert path.endswith(f"{bad.id}/record.json")
     assert why
-    assert {run.id: run.state for run in gathered.runs} == {good.id: "finished", bad.id: "running"}
+    assert {run.id: run.state for run in gathered.runs} == {
+        good.id: "finished",
+        bad.id: "unreadable",
+    }
 
 
 def test_failures_that_cannot_be_read(tmp_path):

@@ -138,9 +138,13 @@ class Landscape:
             f"cells, {most}. Compare where the best rates lie, not the rows."
         )
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The verdict, and the caveat if there is one: a paragraph each."""
+        return (*self.verdict, *[self.caveat] * bool(self.caveat))
+
     def __str__(self) -> str:
-        caveat = [self.caveat] * bool(self.caveat)
-        return "\n".join([aligned(self.rows(), left=2), "", *self.verdict, *caveat])
+        return "\n".join([aligned(self.rows(), left=2), "", *self.words])
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table as text: its head, then a row for each cell."""

@@ -62,7 +62,12 @@ def _about_runs(analysis: Analysis) -> Iterator[str]:
         names = Counter(run.structure for run in diverged)
         which = listed([f"{number} of {code(name)}" for name, number in names.items()])
         yield f"{count(len(diverged), 'run')} diverged ({which}); points before that count."
-    for state, words in (("failed", "failed"), ("running", "under way"), ("stopped", "stopped")):
+    for state, words in (
+        ("failed", "failed"),
+        ("running", "under way"),
+        ("stopped", "stopped"),
+        ("unreadable", "with a record that cannot be read"),
+    ):
         number = sum(run.state == state for run in runs)
         if number:
             them = "it" if number == 1 else "them"

@@ -17,6 +17,7 @@ from einlinear.studies.reports.panels import Figure, Panel, Role, Series
 from einlinear.studies.reports.shown import ShownRun
 
 BEYOND = 10.0  # how far laws are drawn beyond the data
+_DRAWN = 1e9  # multipliers beyond are outside of every axis, and of what matplotlib can scale
 NAMES = {
     "flops": "FLOPs",
     "linear_flops": "FLOPs in linear layers",
@@ -81,7 +82,7 @@ def _losses(
     """Validation losses against a measure."""
     most = _most(analysis, is_counted)
     drawn = [y for one in series for y in one.y if y > 0]
-    drawn += [p.loss for run in analysis.runs for p in run.curve if p.loss is not None]
+    drawn += [p.loss for run in analysis.runs for p in run.curve if p.loss]
     return Panel(
         y_range=None if most is None else (min(drawn) / 1.03, most),
         name=measure,
@@ -249,12 +250,12 @@ def _range(values: Sequence[float], most: float = 100.0) -> tuple[float, float]:
 
 def _multiplier_curve(found: Multiplier) -> list[Series]:
     name = found.structure
-    has_band = np.isfinite(found.low) & np.isfinite(found.high) & (found.low > 0)
+    has_band = (found.low > 1 / _DRAWN) & (found.high < _DRAWN)
     losses = found.losses[has_band]
     x = (*losses.tolist(), *losses[::-1].tolist())
     y = (*found.high[has_band].tolist(), *found.low[has_band][::-1].tolist())
     series = [Series(name, "band", x, y)] if len(x) else []
-    known = np.isfinite(found.values) & (found.values > 0)
+    known = (found.values > 1 / _DRAWN) & (found.values < _DRAWN)
     for role, here in (("value", ~found.is_extrapolated), ("guess", _widened(found))):
         values = np.where(known & here, found.values, np.nan)
         if np.isfinite(values).any():

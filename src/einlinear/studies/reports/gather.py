@@ -9,14 +9,16 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from einlinear.errors import EinlinearError
+import numpy as np
+
+from einlinear.errors import EinlinearError, quote
 from einlinear.files import parse_object
 from einlinear.structures.taxonomy import Taxonomy, taxonomy
 from einlinear.structures.text import parse
 from einlinear.studies.config import RunConfig
 from einlinear.studies.config_file import read_config
 from einlinear.studies.directory import RunDirectory, read_metrics, read_record
-from einlinear.studies.numbers import FLOPS_PER_MAC
+from einlinear.studies.numbers import FLOPS_PER_MAC, count
 from einlinear.studies.observations import (
     Compute,
     Observations,
@@ -33,6 +35,14 @@ from einlinear.studies.reports.shown import (
     ShownStudy,
     State,
 )
+from einlinear.studies.reports.sound import (
+    LEAST,
+    MOST,
+    check_config,
+    check_points,
+    check_record,
+    is_shown,
+)
 from einlinear.studies.sweeps.claims import Watch, claimed
 from einlinear.studies.tables import read_observations
 
@@ -40,15 +50,18 @@ LIVE_SECONDS = 60.0  # a claim that is older belongs to a process that is gone
 _LOG_BYTES = 4000
 _SPENT: tuple[Compute, ...] = ("flops", "linear_flops", "seconds", "params", "units")
 _READ = ("config.json", "record.json", "metrics.jsonl", "failures.jsonl")
-_BROKEN = (EinlinearError, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 
 
 def gather(source: str | Path) -> Gathered:
     """The runs of a sweep's directory, of a folder of runs, of one run, or of a table."""
     source = Path(source)
     if source.is_file():
-        runs = _runs_of_table(read_observations(source))
-        return Gathered(source, "table", source.stem, runs)
+        table = read_observations(source)
+        keep = [is_shown(c) and is_shown(y) for c, y in zip(table.compute, table.loss, strict=True)]
+        odd = len(keep) - sum(keep)
+        why = f"{count(odd, 'point')} with a compute or loss that is not {LEAST:g} to {MOST:g}"
+        runs = _runs_of_table(table.take(np.array(keep)) if odd else table)
+        return Gathered(source, "table", source.stem, runs, (), ((str(source), why),) * bool(odd))
     kind, folders = _run_folders(source)
     problems: list[tuple[str, str]] = []
     spelling: dict[str, str] = {}
@@ -120,12 +133,14 @@ def _read_studies(folder: Path, problems: list[tuple[str, str]]) -> Iterable[Sho
             yield ShownStudy(
                 str(values.get("name") or ""), path.name, path.read_text(encoding="utf-8")
             )
-        except _BROKEN as error:
+        except Exception as error:  # one odd file must not end a report
             problems.append((str(path), _reason(error)))
 
 
 def _reason(error: Exception) -> str:
-    return error.what if isinstance(error, EinlinearError) else repr(error)
+    if isinstance(error, EinlinearError):
+        return error.what
+    return str(error) if type(error) is ValueError else quote(error)
 
 
 def _read_run(
@@ -136,28 +151,33 @@ def _read_run(
     `spelling` has what each structure was called first, as all are called then.
     """
     path = folder / "record.json"
+    is_unreadable = False
     if path.exists():
         try:
             return [_of_record(read_record(path), path.stat().st_mtime, spelling)]
-        except _BROKEN as error:
+        except Exception as error:  # whatever is odd about it, the other runs are shown
             problems.append((str(path), _reason(error)))
+            is_unreadable = True
     try:
         config = RunDirectory(folder).read_config()
         if config is None:
             return []
-        return [_without_record(folder, _of_config(config, spelling), problems)]
-    except _BROKEN as error:
+        check_config(config)
+        run = _without_record(folder, _of_config(config, spelling), problems)
+        return [replace(run, state="unreadable", seconds_left=None) if is_unreadable else run]
+    except Exception as error:
         problems.append((str(folder / "config.json"), _reason(error)))
         return []
 
 
 def _of_record(record: RunRecord, written: float, spelling: dict[str, str]) -> ShownRun:
+    check_record(record)
     return ShownRun(
         **_of_config(record.config, spelling),
         size=str(record.counts.params),
         state=record.status,
         curve=tuple(_point(point, record) for point in record.curve),
-        unit=str(record.unit),
+        unit=quote_plain(record.unit),
         params=record.counts.params,
         macs=record.counts.macs,
         steps_done=record.steps_done,
@@ -165,7 +185,7 @@ def _of_record(record: RunRecord, written: float, spelling: dict[str, str]) -> S
         units_per_second=record.units_per_second,
         peak_bytes=record.peak_bytes,
         written=written,
-        environment=dict(record.environment),
+        environment={quote_plain(name): quote_plain(v) for name, v in record.environment.items()},
         record=record,
     )
 
@@ -206,10 +226,11 @@ def _without_record(
     points: list[ShownPoint] = []
     path = folder / "metrics.jsonl"
     try:
-        for line in read_metrics(folder) if path.exists() else ():
-            if line.pop("kind") == "point":
-                points.append(_point(Point.from_dict(line), None))
-    except _BROKEN as error:
+        lines = read_metrics(folder) if path.exists() else []
+        found = [Point.from_dict(line) for line in lines if line.pop("kind") == "point"]
+        check_points(found)
+        points = [_point(point, None) for point in found]
+    except Exception as error:
         problems.append((str(path), _reason(error)))
     claim, failure = claimed(folder), _last_failure(folder)
     state: State = "running"
@@ -234,7 +255,13 @@ def _without_record(
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    """A time that a claim has; None if it is no such thing."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= MOST else None
+
+
+def quote_plain(value: object) -> str:
+    """A value as text of some length, whatever it is."""
+    return value[:_LOG_BYTES] if isinstance(value, str) else quote(value)
 
 
 def _is_live(folder: Path) -> bool:
@@ -258,7 +285,7 @@ def _last_failure(folder: Path) -> str | None:
         return str(parse_object(lines[-1]).get("error", "")) if lines else None
     except FileNotFoundError:
         return None
-    except _BROKEN:
+    except Exception:
         return "an attempt failed; failures.jsonl cannot be read"
 
 
@@ -325,7 +352,7 @@ def _run_names(keys: Sequence[tuple[str, str, int]]) -> list[str]:
 def _whole(table: Observations, name: str, place: int) -> int | None:
     try:
         return int(table.more[name][place])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

@@ -13,7 +13,7 @@ from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.observations import is_warm
 from einlinear.studies.record import LayerRouting, RunRecord
 
-State = Literal["finished", "diverged", "failed", "running", "stopped"]
+State = Literal["finished", "diverged", "failed", "running", "stopped", "unreadable"]
 Kind = Literal["sweep", "runs", "run", "table"]
 
 
