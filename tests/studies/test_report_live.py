@@ -5,10 +5,11 @@ import json
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
-from contextlib import contextmanager
-from threading import Thread
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from time import monotonic, sleep
 
 import pytest
@@ -153,6 +154,72 @@ def test_who_hangs_up_is_no_error(tmp_path, drawn, capfd):
                 caller.recv(100)
         assert ask(port)[0] == 200
     assert capfd.readouterr().err == ""
+
+
+def test_who_hangs_up_before_the_answer_is_no_error(tmp_path, drawn, capfd, monkeypatch):
+    """The connection is reset while headers are written, or while the request is read."""
+    live = make_live(tmp_path)
+    gone, answered = Event(), Event()
+
+    def page():
+        gone.wait(10)
+        answered.set()
+        return b"x" * 2**22
+
+    monkeypatch.setattr(live, "page", page)
+    with served(live) as port:
+        reset = struct.pack("ii", 1, 0)  # closing sends a reset
+        for text in (f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n", "GET / HT"):
+            caller = socket.create_connection(("127.0.0.1", port))
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            caller.sendall(text.encode())
+            sleep(0.05)
+            caller.close()
+        gone.set()
+        assert answered.wait(10)
+        assert ask(port, "/version")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_errors_of_our_own_are_still_printed(tmp_path, drawn, capfd, monkeypatch):
+    live = make_live(tmp_path)
+    monkeypatch.setattr(live, "page", lambda: 1 / 0)
+    with served(live) as port, pytest.raises(http.client.HTTPException):
+        ask(port)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_slow_callers_are_cut_off(tmp_path, drawn, monkeypatch):
+    """One sends nothing, one a letter now and then: both are gone in time."""
+    monkeypatch.setattr(live_module, "MOST_SECONDS", 0.3)
+    with served(make_live(tmp_path)) as port:
+        silent, slow = (socket.create_connection(("127.0.0.1", port)) for _ in range(2))
+        with silent, slow:
+            begin = monotonic()
+            with suppress(ConnectionError):
+                while monotonic() < begin + 10:
+                    slow.sendall(b"G")
+                    sleep(0.05)
+            silent.settimeout(5)
+            assert silent.recv(1) == b""
+            assert monotonic() < begin + 5
+    assert live_module._Handler.timeout == live_module.WAIT_SECONDS == 10
+
+
+def test_callers_are_counted(tmp_path, drawn, monkeypatch):
+    """There are no more threads than that; who comes later is disconnected at once."""
+    monkeypatch.setattr(live_module, "MOST_CALLERS", 2)
+    with served(make_live(tmp_path)) as port:
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+        with held[0], held[1], socket.create_connection(("127.0.0.1", port)) as late:
+            late.settimeout(5)
+            assert late.recv(1) == b""
+        end = monotonic() + 5
+        status = None
+        while status != 200 and monotonic() < end:
+            with suppress(ConnectionError, http.client.HTTPException):
+                status = ask(port)[0]
+        assert status == 200
 
 
 def test_others_are_refused(tmp_path, drawn):

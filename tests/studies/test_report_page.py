@@ -24,6 +24,7 @@ from einlinear.studies.reports.figures import make_figures
 from einlinear.studies.reports.gather import gather
 from einlinear.studies.reports.page import marked
 from einlinear.studies.reports.reproduce import train_command
+from einlinear.studies.reports.tables import to_csv
 from report_records import (
     DENSE,
     HOSTILE,
@@ -229,6 +230,30 @@ def test_hostile_texts_stay_texts(tmp_path, make):
         assert words in text
     assert page.count("</script") == 3
     assert "<!--" not in page.split("<body>")[1].split('<script type="application/json"')[0]
+
+
+def test_no_text_in_a_csv_is_a_formula():
+    rows = [
+        {"text": text, "number": -1.5} for text in ("=1+1", "+x", "-x", "@x", "\tx", "a=b", "-2")
+    ]
+    text = to_csv(iter(rows))
+    assert text.splitlines() == [
+        "text,number",
+        *("'=1+1,-1.5", "'+x,-1.5", "'-x,-1.5", "'@x,-1.5", "'\tx,-1.5", "a=b,-1.5", "-2,-1.5"),
+    ]
+
+
+def test_tables_of_a_report_hold_no_formulas(tmp_path):
+    table = tmp_path / "runs.jsonl"
+    lines = [
+        {"run": f"=r{k}", "compute": 10**k, "loss": 1 + 2**-k, "structure": "@SUM(A1)"}
+        for k in range(1, 7)
+    ]
+    table.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    files = el.report(table, resamples=0)
+    cells = [cell for file in files.tables for row in rows_of(file) for cell in row.values()]
+    assert "'@SUM(A1)" in cells
+    assert not [cell for cell in cells if cell[:1] in ("=", "@")]
 
 
 def test_sentences_as_html():

@@ -10,8 +10,10 @@ from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR, socket
 from socketserver import BaseServer
-from threading import Event, Thread
+from sys import exc_info
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -24,6 +26,9 @@ from einlinear.studies.reports.write import write_report
 
 HOST = "127.0.0.1"
 LOOK_SECONDS = 2.0
+WAIT_SECONDS = 10.0  # for a caller that neither sends nor takes anything
+MOST_SECONDS = 30.0  # that a connection may take in all, however slowly it goes on
+MOST_CALLERS = 32  # at once; a browser has six
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".svg": "image/svg+xml",
@@ -96,6 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     server_version = "einlinear"
     sys_version = ""
+    timeout = WAIT_SECONDS
 
     def __init__(self, live: Live, *arguments: Any) -> None:
         self._live = live
@@ -136,11 +142,47 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
-        with suppress(ConnectionError):  # who asked has gone
-            self.wfile.write(data)
+        self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
         """Requests are no news."""
+
+
+class Server(ThreadingHTTPServer):
+    """A thread for each caller, up to a number of them; who takes too long is cut off."""
+
+    def __init__(self, live: Live, port: int) -> None:
+        self._callers: dict[socket, float] = {}  # when they came
+        self._lock = Lock()
+        super().__init__((HOST, port), partial(_Handler, live))
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for one more; whoever is refused is disconnected."""
+        with self._lock:
+            has_room = len(self._callers) < MOST_CALLERS
+            if has_room:
+                self._callers[request] = monotonic()
+        return has_room
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        with self._lock:
+            self._callers.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut off who takes too long; called about twice a second."""
+        with self._lock:
+            now = monotonic()
+            late = [one for one, came in self._callers.items() if now - came > MOST_SECONDS]
+            for one in late:
+                with suppress(OSError):  # it has gone by itself
+                    one.shutdown(SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say what went wrong, unless somebody has hung up or was cut off: that is no news."""
+        if not isinstance(exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 def port_of(server: BaseServer) -> int:
@@ -149,10 +191,10 @@ def port_of(server: BaseServer) -> int:
     return int(address[1])
 
 
-def make_server(live: Live, port: int) -> ThreadingHTTPServer:
+def make_server(live: Live, port: int) -> Server:
     """A server of this machine; port 0 is any that is free."""
     try:
-        return ThreadingHTTPServer((HOST, port), partial(_Handler, live))
+        return Server(live, port)
     except (OSError, OverflowError) as error:
         raise EinlinearError(
             what=f"cannot serve on port {port}: {error}",

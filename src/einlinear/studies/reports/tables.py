@@ -11,6 +11,8 @@ from einlinear.studies.reports.analyse import Analysis
 
 Row = dict[str, Any]
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how formulas begin
+
 
 def run_rows(analysis: Analysis) -> Iterator[Row]:
     """One row for each run of every task."""
@@ -132,5 +134,16 @@ def to_csv(rows: Iterator[Row]) -> str:
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, listed[0], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(listed)
+    writer.writerows({name: _safe(value) for name, value in row.items()} for row in listed)
     return file.getvalue()
+
+
+def _safe(value: Any) -> Any:
+    """A value that no spreadsheet takes for a formula: such a text gets an apostrophe before it."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)  # of a text that is a number a spreadsheet makes just that
+    except ValueError:
+        return f"'{value}"
+    return value
