@@ -145,6 +145,7 @@ ORDER = [
     "studies.reports.gather",
     "studies.reports.ends",
     "studies.reports.analyse",
+    "studies.reports.finals",
     "studies.reports.cautions",
     "studies.reports.words",
     "studies.reports.looks",

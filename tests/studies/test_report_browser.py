@@ -196,6 +196,19 @@ def test_it_fits_the_window(page, address, width):
     assert page.run("document.documentElement.scrollWidth") <= width
 
 
+def test_one_figure_is_above_the_fold(page, address):
+    """At 1280 x 800 the axis of the first figure is in the window, and in a phone's most of it."""
+    box = """(() => { const e = document.querySelector("#figure-frontier .live .xtitle");
+      return e.getBoundingClientRect().bottom + scrollY })()"""
+    opened(page, address, width=1280, height=800)
+    assert page.run(box) <= 800
+    first = 'document.querySelector("main figure").id'
+    assert page.run(first) == "figure-frontier"
+    top = 'document.querySelector("#figure-frontier").getBoundingClientRect().top + scrollY'
+    opened(page, address, width=390, height=844)
+    assert page.run(top) <= 844 / 2 + 100
+
+
 def test_text_can_be_read(page, address):
     """The contrast of text that is shown is 4.5 or more, in light and in dark."""
     measure = """(() => {

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections import defaultdict
+from dataclasses import asdict
 from html.parser import HTMLParser
 
 import hypothesis
@@ -21,6 +22,7 @@ from einlinear.studies.config import RunConfig
 from einlinear.studies.numbers import amount, duration, short
 from einlinear.studies.reports.analyse import Settings, analyse
 from einlinear.studies.reports.figures import make_figures
+from einlinear.studies.reports.finals import find_finals
 from einlinear.studies.reports.gather import gather
 from einlinear.studies.reports.page import marked
 from einlinear.studies.reports.reproduce import train_command
@@ -96,7 +98,7 @@ def test_the_page_needs_no_script_to_be_read(made):
     page = made[1].page.read_text(encoding="utf-8")
     found = Elements(page)
     assert found.names["svg"] > 6
-    assert found.names["table"] == 5
+    assert found.names["table"] == 6
     assert found.names["h1"] == 1
     assert len(found.ids) == len(set(found.ids)), "ids of figures do not clash"
     words = made[1].words
@@ -230,6 +232,41 @@ def test_hostile_texts_stay_texts(tmp_path, make):
         assert words in text
     assert page.count("</script") == 3
     assert "<!--" not in page.split("<body>")[1].split('<script type="application/json"')[0]
+
+
+def test_final_losses_and_times_by_structure_and_width(tmp_path):
+    """Of two rates at a width the one of the lower mean; of its two seeds the mean."""
+    records = write_runs(tmp_path, KINDS[:2], (32, 64), 2, points=4)
+    worse = make_record(DENSE, 64, 0, points=4, lr=0.5)
+    last = asdict(worse.curve[-1]) | {"loss": 9.0}
+    values = worse.as_dict() | {"curve": [*worse.as_dict()["curve"][:-1], last]}
+    write_record(tmp_path / "runs" / "worse", el.RunRecord.from_dict(values))
+    found = analyse(gather(tmp_path), Settings(resamples=0))
+    finals = {(final.structure, final.width): final for final in find_finals(found)}
+    assert list(finals) == [("dense", 32), ("dense", 64), ("btt(rank=2)", 32), ("btt(rank=2)", 64)]
+    for (structure, width), final in finals.items():
+        own = [r for r in records if (r.config.structure, r.config.width) == (structure, width)]
+        assert final.loss == pytest.approx(sum(r.final_loss for r in own) / 2)
+        assert (final.low, final.high) == tuple(sorted(r.final_loss for r in own))
+        assert final.seconds == pytest.approx(sum(r.seconds for r in own) / 2)
+        assert final.flops == pytest.approx(6 * sum(r.curve[-1].macs for r in own) / 2)
+        assert (final.num_runs, final.num_settings) == (2, 1 + (final == finals["dense", 64]))
+    page = page_of(tmp_path)
+    best = finals["dense", 64]
+    assert finals["btt(rank=2)", 64].loss > best.loss
+    cell = f"<td><b>{short(best.loss, 4)}</b><small>{duration(best.seconds)}</small></td>"
+    assert page.count(cell) == 1
+    assert "Of several settings the best counts." in page
+
+
+def test_a_note_on_many_laws_stands_once(tmp_path):
+    write_runs(tmp_path, KINDS[:3], (32, 64, 128), 1)
+    found = analyse(gather(tmp_path), Settings(resamples=0))
+    rows = [row for m in ("flops", "seconds") for row in found.measured[m].laws.values()]
+    assert [row.note[:10] for row in rows] == ["few sizes:"] * 6
+    page = page_of(tmp_path)
+    assert page.lower().count(rows[0].note) == 1
+    assert page.count("<sup>1</sup>") == 6
 
 
 def test_no_text_in_a_csv_is_a_formula():

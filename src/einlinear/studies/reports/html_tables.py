@@ -11,9 +11,10 @@ from math import isfinite
 from einlinear.structures.taxonomy import Taxonomy
 from einlinear.studies.fit import Interval, PowerLaw
 from einlinear.studies.numbers import NONE, amount, between, duration, short
-from einlinear.studies.reports.analyse import Analysis, LawRow, Measured, is_wrong
+from einlinear.studies.reports.analyse import Analysis, LawRow, Measured
 from einlinear.studies.reports.cautions import percent_thirds
 from einlinear.studies.reports.figures import measure_name, unit_of
+from einlinear.studies.reports.finals import Final, find_finals
 from einlinear.studies.reports.looks import Look
 from einlinear.studies.reports.shown import ShownRun
 from einlinear.studies.reports.words import verdict
@@ -60,9 +61,9 @@ def head(title: str, is_number: bool = True) -> str:
     return f'<th scope="col"{"" if is_number else " class=w"}>{escape(title)}</th>'
 
 
-def _named(name: str, looks: dict[str, Look]) -> str:
+def _named(name: str, looks: dict[str, Look], mark: str = "") -> str:
     number = list(looks).index(name)
-    return f'<th scope="row">{swatch(looks[name], number)}{escape(name)}</th>'
+    return f'<th scope="row">{swatch(looks[name], number)}{escape(name)}{mark}</th>'
 
 
 def _with_ends(value: float | None, ends: Interval, digits: int = 3) -> str:
@@ -71,20 +72,29 @@ def _with_ends(value: float | None, ends: Interval, digits: int = 3) -> str:
     return f"<td>{short(value, digits)} {small}</td>"
 
 
-def law_table(analysis: Analysis, found: Measured, looks: dict[str, Look]) -> str:
-    """The power law of every structure, or why there is none."""
+def law_tables(analysis: Analysis, measured: Sequence[Measured], looks: dict[str, Look]) -> str:
+    """The power laws of every structure, by each measure; what is said of several stands once."""
+    rows = [found.laws[n] for found in measured for n in analysis.structures if n in found.laws]
+    notes = list(dict.fromkeys(row.note for row in rows if row.note))
+    tables = "".join(_law_table(analysis, found, looks, notes) for found in measured)
+    items = "".join(f"<li>{escape(note[:1].upper() + note[1:])}.</li>" for note in notes)
+    return f'{tables}<ol class="notes">{items}</ol>' if notes else tables
+
+
+def _law_table(
+    analysis: Analysis, found: Measured, looks: dict[str, Look], notes: Sequence[str]
+) -> str:
     titles = ["exponent a", "factor b", "limit L\u221e", "residuals by third", "R\u00b2"]
     titles += ["points", "runs", "decades"]
     laws = [found.laws[name] for name in analysis.structures if name in found.laws]
-    has_notes = any(row.note for row in laws)
-    names = [head("structure", False), *map(head, titles), *[head("note", False)] * has_notes]
-    rows = [_law_row(row, looks, has_notes) for row in laws]
+    rows = [_law_row(row, looks, notes) for row in laws]
     level = f"{100 * analysis.settings.level:.3g} % intervals"
     what = measure_name(analysis, found.measure)
+    names = [head("structure", False), *map(head, titles)]
     return table(f"L = L\u221e + b C\u207b\u1d43, where C is {what}, with {level}", names, rows)
 
 
-def _law_row(row: LawRow, looks: dict[str, Look], has_notes: bool) -> str:
+def _law_row(row: LawRow, looks: dict[str, Look], notes: Sequence[str]) -> str:
     law = row.law
     if law is None:
         cells = f"<td>{NONE}</td>" * 8
@@ -93,19 +103,48 @@ def _law_row(row: LawRow, looks: dict[str, Look], has_notes: bool) -> str:
             _with_ends(law.a, law.a_interval)
             + _with_ends(law.b, law.b_interval)
             + _limit(law)
-            + f'<td class="{"off" if is_wrong(law) else ""}">{percent_thirds(law)}</td>'
+            + f'<td class="{"off" if law.is_systematic else ""}">{percent_thirds(law)}</td>'
             f"<td>{law.r2:.4f}</td><td>{law.num_points}</td><td>{law.num_runs}</td>"
             f"<td>{law.decades:.1f}</td>"
         )
-    note = f'<td class="w note">{escape(row.note)}</td>' if has_notes else ""
-    return f"<tr>{_named(row.structure, looks)}{cells}{note}</tr>"
+    mark = f"<sup>{notes.index(row.note) + 1}</sup>" if row.note else ""
+    return f"<tr>{_named(row.structure, looks, mark)}{cells}</tr>"
+
+
+def final_table(analysis: Analysis, looks: dict[str, Look]) -> str:
+    """Final losses and times, a row for each structure and a column for each width."""
+    finals = {(one.structure, one.width): one for one in find_finals(analysis)}
+    widths = sorted({width for _, width in finals})
+    at = {width: [f.loss for f in finals.values() if f.width == width] for width in widths}
+    best = {width: min(losses) if len(losses) > 1 else None for width, losses in at.items()}
+    rows = [
+        f"<tr>{_named(name, looks)}"
+        f"{''.join(_final_cell(finals.get((name, w)), best[w]) for w in widths)}</tr>"
+        for name in analysis.structures
+        if any(structure == name for structure, _ in finals)
+    ]
+    several = any(final.num_settings > 1 for final in finals.values())
+    caption = (
+        "Final loss, the mean over seeds, and the time in training steps. Bold: the lowest of "
+    )
+    caption += "a width." + (" Of several settings the best counts." if several else "")
+    names = [head("structure", False), *(head(f"width {width:,}") for width in widths)]
+    return table(caption, names, rows, "finals") if rows else ""
+
+
+def _final_cell(final: Final | None, best: float | None) -> str:
+    if final is None:
+        return f"<td>{NONE}</td>"
+    loss = short(final.loss, 4)
+    time = "" if final.seconds is None else f"<small>{escape(duration(final.seconds))}</small>"
+    return f"<td>{f'<b>{loss}</b>' if final.loss == best else loss}{time}</td>"
 
 
 def _limit(law: PowerLaw) -> str:
-    """The limit with its interval, and the bound that it sits on."""
-    cell = _with_ends(law.linf, law.linf_interval)
-    bound = {"": "", "lowest loss": "at its bound", "zero": "at its bound, 0"}[law.at_bound]
-    return cell.replace("</td>", f' <span class="off">{bound}</span></td>') if bound else cell
+    """The limit with its interval, and whether it sits on a bound."""
+    bound = '<span class="off">at its bound</span>' if law.at_bound else ""
+    small = f"<small>{escape(between(law.linf_interval))} {bound}</small>"
+    return f"<td>{short(law.linf)} {small}</td>"
 
 
 def multiplier_table(analysis: Analysis, looks: dict[str, Look]) -> str:

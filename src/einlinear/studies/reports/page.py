@@ -17,7 +17,8 @@ from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.reports.analyse import MEASURES, Analysis
 from einlinear.studies.reports.figures import measure_name, run_label
 from einlinear.studies.reports.html_tables import (
-    law_table,
+    final_table,
+    law_tables,
     linf_table_html,
     multiplier_table,
     run_table,
@@ -61,7 +62,9 @@ def make_page(
             "FACTS": "".join(
                 f"<li>{escape(fact)}</li>" for fact in [*facts(analysis), *_when(analysis)]
             ),
-            "SUMMARY": _summary(analysis, words),
+            "HEADLINE": marked(words.headline),
+            "FIRST": _first(shown),
+            "WORDS": _words(analysis, words),
             "TOGGLES": _toggles(looks),
             "SECTIONS": _sections(analysis, shown, looks, svgs),
             "RUNS": run_table(analysis, looks),
@@ -93,14 +96,24 @@ def _when(analysis: Analysis) -> list[str]:
     return [days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"]
 
 
-def _summary(analysis: Analysis, words: Words) -> str:
-    parts = [f'<p class="headline">{marked(words.headline)}</p>']
+def _first(shown: Mapping[str, str]) -> str:
+    """The figure that is seen first: losses against compute."""
+    if "frontier" not in shown:
+        return ""
+    head = '<h2 id="h-first" class="unseen">Loss against compute</h2>'
+    return f'<section class="first" aria-labelledby="h-first">{head}{shown["frontier"]}</section>'
+
+
+def _words(analysis: Analysis, words: Words) -> str:
+    """What the runs say, and beside it what they cannot say."""
+    parts = []
     if words.results:
-        parts.append(f"<ul>{''.join(f'<li>{marked(text)}</li>' for text in words.results)}</ul>")
+        items = "".join(f"<li>{marked(text)}</li>" for text in words.results)
+        parts.append(f"<div><h2>What these runs say</h2><ul>{items}</ul></div>")
     if words.cautions:
         items = "".join(f"<li>{marked(text)}</li>" for text in words.cautions)
         parts.append(
-            f'<div class="cautions"><h3>What these runs cannot say</h3><ul>{items}</ul></div>'
+            f'<div class="cautions"><h2>What these runs cannot say</h2><ul>{items}</ul></div>'
         )
     if analysis.gathered.problems:
         items = "".join(
@@ -108,9 +121,9 @@ def _summary(analysis: Analysis, words: Words) -> str:
             for path, why in analysis.gathered.problems
         )
         parts.append(
-            f'<div class="cautions"><h3>Files that could not be read</h3><ul>{items}</ul></div>'
+            f'<div class="cautions"><h2>Files that could not be read</h2><ul>{items}</ul></div>'
         )
-    return "".join(parts)
+    return f'<section class="words">{"".join(parts)}</section>' if parts else ""
 
 
 def _toggles(looks: dict[str, Look]) -> str:
@@ -133,7 +146,8 @@ def _figure(figure: Figure, analysis: Analysis, svgs: Mapping[str, str]) -> str:
             for k, panel in enumerate(figure.panels)
         )
         buttons = (
-            f'<div class="choice js" role="group" aria-label="Horizontal axis">{choices}</div>'
+            '<div class="choice js" role="group" aria-label="Horizontal axis">'
+            f"<span>Loss against</span>{choices}</div>"
         )
     live = "".join(
         f'<div class="live" data-live="{k}" role="group" aria-label="{escape(figure.title)}, '
@@ -152,7 +166,8 @@ def _sections(
 ) -> str:
     main = analysis.main
     seconds = analysis.measured.get("seconds")
-    laws = [law_table(analysis, found, looks) for found in (main, seconds) if found is not None]
+    laws = law_tables(analysis, [found for found in (main, seconds) if found], looks)
+    residuals = shown.get("residuals", "")
     multipliers = [shown.get("multipliers", ""), shown.get("multiplier-curves", "")]
     if any(found.multipliers for found in analysis.measured.values()):
         multipliers.append(multiplier_table(analysis, looks))
@@ -162,8 +177,8 @@ def _sections(
             f"not one of the data.</p>{linf_table_html(analysis, looks)}"
         )
     parts = {
-        "Loss against compute": shown.get("frontier", ""),
-        "Power laws": "".join([*laws, shown.get("residuals", "")]),
+        "Final loss and time": final_table(analysis, looks),
+        "Power laws": laws + (f"<h3>Residuals</h3>{residuals}" if residuals else ""),
         f"Multipliers against {analysis.reference}": "".join(multipliers),
         "Where the structures stand": shown.get("taxonomy", ""),
         "Loss curves": shown.get("curves", ""),

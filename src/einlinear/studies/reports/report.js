@@ -152,7 +152,10 @@
     element.querySelectorAll(".live").forEach((place, k) => {
       const panel = panels[k];
       const isDots = panel.series.some(s => s.role === "dot");
-      const height = isDots ? 90 + 58 * panel.series.length : figure.is_choice ? (isNarrow ? 400 : 540) : (isNarrow ? 340 : 420);
+      // The first figure ends above the fold of most windows, with its axis.
+      const first = Math.max(320, Math.min(540, innerHeight - (isNarrow ? 440 : 350)));
+      const height = isDots ? 90 + 58 * panel.series.length : figure.name === "frontier" ? first
+        : figure.is_choice ? (isNarrow ? 400 : 540) : (isNarrow ? 340 : 420);
       const drawn = traces(panel);
       Plotly.react(place, drawn, layout(panel, height, drawn), config);
     });

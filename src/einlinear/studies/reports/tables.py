@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 from einlinear.studies.reports.analyse import Analysis
+from einlinear.studies.reports.finals import find_finals
 
 Row = dict[str, Any]
 
@@ -116,9 +118,15 @@ def linf_rows(analysis: Analysis) -> Iterator[Row]:
         yield {name: getattr(row, name) for name in names}
 
 
+def final_rows(analysis: Analysis) -> Iterator[Row]:
+    """One row for each structure and width."""
+    return (asdict(final) for final in find_finals(analysis))
+
+
 TABLES: dict[str, Callable[[Analysis], Iterator[Row]]] = {
     "runs": run_rows,
     "points": point_rows,
+    "finals": final_rows,
     "power-laws": law_rows,
     "multipliers": multiplier_rows,
     "linf": linf_rows,
