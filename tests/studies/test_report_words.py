@@ -254,8 +254,8 @@ def test_a_limit_on_its_bound_and_a_bend_are_said(tmp_path):
     (bound,) = [text for text in words.cautions if "bound" in text]
     assert bound == (
         "The fit puts linf of `dense` and `low_rank` on its upper bound, the lowest loss observed "
-        "(2.1640): the points flatten more than a power law does. Neither linf nor the exponent is "
-        "measured."
+        "(2.1640): the points flatten more than a power law does, or that loss was luck. Neither "
+        "linf nor the exponent is measured."
     )
     (bend,) = [text for text in words.cautions if "both ends" in text]
     assert re.search(

@@ -33,6 +33,7 @@ def test_linf_at_its_bound_is_said():
     fit = el.fit_power_law(data, linf="shared", points="frontier", resamples=60)
     assert fit["dense"].linf == fit["low_rank"].linf == pytest.approx(BELOW * LOWEST, abs=1e-9)
     assert [law.at_bound for law in fit.laws] == ["lowest loss", "lowest loss"]
+    assert fit.at_bound == ("dense", "low_rank")
     flat = data.of("low_rank")
     off = flat.loss - [fit["low_rank"].loss(compute) for compute in flat.compute]
     assert off[0] > 0.1

@@ -134,6 +134,11 @@ class Fit:
         return "\n".join([*lines, *self.warnings])
 
     @property
+    def at_bound(self) -> tuple[str, ...]:
+        """The structures whose linf sits on a bound, so that it is not measured."""
+        return tuple(law.structure for law in self.laws if law.at_bound)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Which laws not to trust, and why."""
         found = []

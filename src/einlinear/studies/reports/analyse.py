@@ -29,6 +29,7 @@ COMPARED = ("flops", "seconds", "compute")
 MISFIT = 0.02
 """Of a law, in log loss, where it begins to matter; noise of seeds is a tenth to a half of it."""
 
+_BELOW, _FAR_BELOW = 0.03, 0.1  # losses below a law by such shares are said, are bad news
 _LEAST_SIZES = 2  # of which points must be left without the ends of a frontier
 
 
@@ -105,13 +106,13 @@ class Analysis:
 
 
 def is_wrong(law: PowerLaw) -> bool:
-    """Whether a law does not describe its points."""
-    return law.at_bound == "lowest loss" or law.is_systematic or is_undercut(law)
+    """Whether a law does not describe the points: its own, or by far those beyond them."""
+    return law.is_systematic or law.undercut > _FAR_BELOW
 
 
 def is_undercut(law: PowerLaw) -> bool:
     """Whether losses are below the law by more than it misses its own points, and than noise."""
-    return law.undercut > max(MISFIT, 3 * law.rms)
+    return law.undercut > max(_BELOW, 4 * law.rms)
 
 
 def analyse(gathered: Gathered, settings: Settings) -> Analysis:

@@ -167,7 +167,7 @@ def _about_bounds(laws: list[PowerLaw]) -> Iterator[str]:
         yield (
             f"The fit puts linf of {codes([law.structure for law in high])} on its upper bound, "
             f"the lowest loss observed ({short(high[0].linf, 5)}): the points flatten more than a "
-            "power law does. Neither linf nor the exponent is measured."
+            "power law does, or that loss was luck. Neither linf nor the exponent is measured."
         )
     zero = [law.structure for law in laws if law.at_bound == "zero"]
     if zero:

@@ -125,7 +125,7 @@ def _residuals(analysis: Analysis) -> Figure:
     rows = [] if main is None else [main.laws[n] for n in analysis.structures if n in main.laws]
     laws = [row.law for row in rows if row.law is not None]
     panels = []
-    if main is not None and any(map(is_wrong, laws)):
+    if main is not None and any(is_wrong(a) or a.at_bound == "lowest loss" for a in laws):
         series = [_residuals_of(main.front.of(law.structure), law) for law in laws]
         panels.append(
             Panel(

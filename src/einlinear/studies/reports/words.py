@@ -112,8 +112,11 @@ def _early(analysis: Analysis, names: Collection[str]) -> str:
     why = ["runs ended early"] if are_early and not has_single_points(analysis) else []
     main = analysis.main
     rows = [] if main is None else [main.laws[name] for name in about if name in main.laws]
-    if any(row.law is not None and is_wrong(row.law) for row in rows):
+    laws = [row.law for row in rows if row.law is not None]
+    if any(map(is_wrong, laws)):
         why.append("the points do not follow the laws")
+    elif any(law.at_bound == "lowest loss" for law in laws):
+        why.append("the limit of the laws sits on its bound")
     return f" But {' and '.join(why)}, so this may be far off: see below." if why else ""
 
 
