@@ -169,6 +169,17 @@ def test_compute_beyond_the_points_is_marked():
     assert marks == [True, False, False, True]
 
 
+@pytest.mark.parametrize("points", ["inner", "frontier", "all"])
+@pytest.mark.parametrize("linf", ["fitted", "shared", 0.0])
+def test_losses_from_one_end_of_the_range_to_the_other(points, linf):
+    """Nothing overflows: warnings are errors here."""
+    compute = np.geomspace(1e-90, 1e90, 9)
+    for loss in (np.geomspace(1e100, 1e-100, 9), np.r_[1e100, np.geomspace(2, 1, 7), 1e-100]):
+        data = el.Observations(list("abcdefghi"), compute, loss)
+        found = el.fit_power_law(data, points=points, linf=linf, resamples=5).laws[0]
+        assert found.a > 0
+
+
 def test_a_law_far_beyond_its_points():
     compute = 10.0 ** np.arange(2, 9)
     data = el.Observations(list("abcdefg"), compute, 2 * compute**-0.005)
@@ -176,6 +187,10 @@ def test_a_law_far_beyond_its_points():
     assert found.compute(1e-3) == np.inf
     with pytest.raises(el.EinlinearError, match=r"compute is 0\n.*\n.*between 100 and 1e"):
         found.loss(0)
+
+
+def extreme(compute=4, loss=2.4):
+    return el.Observations(list("abcde"), [1, 2, 3, 3.5, compute], [4.0, 3.0, 2.5, 2.45, loss])
 
 
 ONE = el.Observations(["a", "b", "c", "d"], [1, 2, 3, 4], [4.0, 3.0, 2.5, 2.4])
@@ -210,6 +225,8 @@ FLAT = el.Observations(list("abcdef"), 10.0 ** np.arange(6), np.ones(6))
         (lambda: el.frontier(ONE, tolerance=-1.0), "tolerance is -1.0"),
         (lambda: el.frontier(ONE, tolerance="x"), "tolerance is 'x'"),
         (lambda: el.fit_power_law(None), "observations are None"),
+        (lambda: el.fit_power_law(extreme(loss=5e-324)), "'all' has a loss of 4.94e-324"),
+        (lambda: el.fit_power_law(extreme(compute=1e300)), "'all' has a compute of 1e\\+300"),
         (lambda: el.linf_table(ONE, 0.5), "values are 0.5"),
         (lambda: el.linf_table(ONE, ["a"]), "linf is 'a'"),
         (lambda: el.fit_power_law(ONE.take(np.arange(1))), "'all' has 0 points"),

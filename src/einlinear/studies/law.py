@@ -65,11 +65,13 @@ class Laws:
 
     def power(self, x: Floats) -> Floats:
         """What the loss is above linf at x, of samples x structures x points."""
-        return np.asarray(np.exp(self.scale[..., None] - self.a[..., None] * x))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(np.exp(self.scale[..., None] - self.a[..., None] * x))
 
     def log_loss(self, x: Floats) -> Floats:
         """Logarithm of the loss at x, of samples x structures x points."""
-        return np.asarray(np.log(self.linf[..., None] + self.power(x)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.log(self.linf[..., None] + self.power(x)))
 
     def log_compute(self, loss: Floats) -> Floats:
         """The x at which a loss is reached; infinite if never, nan if losses do not fall."""

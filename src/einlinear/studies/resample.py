@@ -21,6 +21,7 @@ from einlinear.studies.observations import Floats, Ints, Observations, codes
 from einlinear.studies.selection import Bools, Selection, Table, choose, make_tables
 
 FEW_GROUPS = 6  # with fewer, seeds are drawn in every sample, see `draw`
+_LARGEST = 100 * float(np.log(10)) + 1e-9  # logarithm of what a law is fitted to
 CHUNK = 300_000  # numbers of an array; samples are fitted in parts of this size
 FIXES = {
     "inner": 'add runs of other sizes, or give points="frontier"',
@@ -78,6 +79,7 @@ def make_problem(
     """The problem with every point that counts."""
     structures, tables = observations.structures, make_tables(observations)
     check_compute(structures, tables)
+    _check_range(structures, tables)
     losses = [np.exp(table.y) for table in tables]
     if sharing == "given":
         check_linf(linf, min(float(loss.min()) for loss in losses))
@@ -113,6 +115,19 @@ def check_compute(structures: tuple[str, ...], tables: tuple[Table, ...]) -> Non
                 rule="frontiers and power laws are made of points with compute above 0",
                 fix="train longer, or leave the structure out",
             )
+
+
+def _check_range(structures: tuple[str, ...], tables: tuple[Table, ...]) -> None:
+    """Refuse numbers whose ratios and powers no float can hold."""
+    for structure, table in zip(structures, tables, strict=True):
+        for name, logs in (("compute", table.x), ("loss", table.y)):
+            far = float(logs[np.abs(logs).argmax()])
+            if abs(far) > _LARGEST:
+                raise EinlinearError(
+                    what=f"{structure!r} has a {name} of {np.exp(far):.3g}",
+                    rule="a power law is fitted to numbers from 1e-100 to 1e100",
+                    fix="leave the point out, or give another unit",
+                )
 
 
 def check_linf(linf: float, lowest: float) -> None:
