@@ -74,7 +74,11 @@ def test_the_command(whole, capsys):
     main(["landscape", "--out", str(whole), *OPTIONS])  # nothing is missing
     captured = capsys.readouterr()
     assert captured.err.splitlines() == ["32 of 32 runs, 0 s"]
-    assert "muP: the rate" in captured.out
+    for name, flag in (
+        ("naive", "--naive-rates"),
+        ("muP", "--rates"),
+    ):  # of two rates each is an end
+        assert f"{name}: cannot be told; widen {flag}. " in captured.out
     assert (whole / "landscape.jsonl").read_bytes() == before
 
 
