@@ -16,7 +16,7 @@ from rich.table import Table
 from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig
 from einlinear.studies.config_file import read_config
-from einlinear.studies.sweeps.plan import FLOPS_PER_MAC
+from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.terminal import console, facts_table, fitted, say
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from einlinear.studies.reports.analyse import Settings, analyse
 from einlinear.studies.reports.figures import make_figures
 from einlinear.studies.reports.gather import gather
 from einlinear.studies.reports.words import conclude
+from einlinear.studies.seals import sealed
 from report_records import DENSE, KINDS, make_record, page_of, write_record, write_runs
 
 QUICK = Settings(resamples=0)
@@ -60,11 +61,10 @@ places = st.one_of(
 
 
 def write_odd(folder, values):
-    """A run of which a record has these values, and so has its config."""
+    """A run of which a record was written with these values, and so was its config."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "record.json").write_text(json.dumps(values), encoding="utf-8")
-    config = values.get("config") if isinstance(values, dict) else None
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "record.json").write_bytes(sealed(values))
+    (folder / "config.json").write_text(json.dumps(values.get("config")), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,6 @@ def test_its_page_is_made(folder, place, value):
 
 
 def test_odd_records_are_named_and_the_rest_is_shown(tmp_path):
-    """Those of issue 16, and some more."""
     good = write_runs(tmp_path, KINDS[:2], (32, 64, 128), 1, points=6)
     losses = [point | {"loss": 5e-324} for point in PLAIN["curve"]]
     odd = {
