@@ -28,7 +28,7 @@ def bent(top=1.0, seeds=1):
 
 
 def test_linf_at_its_bound_is_said():
-    """The report of issue 16: linf 2.164031, lowest loss 2.164034, 0.1 off at both ends."""
+    """A report had linf 2.164031, lowest loss 2.164034, 0.1 off at both ends."""
     data = bent()
     fit = el.fit_power_law(data, linf="shared", points="frontier", resamples=60)
     assert fit["dense"].linf == fit["low_rank"].linf == pytest.approx(BELOW * LOWEST, abs=1e-9)
