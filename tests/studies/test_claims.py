@@ -63,6 +63,36 @@ def clock(monkeypatch):
     return now
 
 
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "nested", "number"])
+def test_claims_that_no_owner_has_made_are_dead_after_a_while(tmp_path, clock, kind):
+    path = tmp_path / "claim-000001"
+    make = {
+        "link": lambda: path.symlink_to(tmp_path / "nowhere"),
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "nested": lambda: path.write_text('{"pid":' * 100_000),
+        "number": lambda: path.write_text(json.dumps({"host": host_name(), "pid": -1})),
+    }
+    make[kind]()
+    watch = Watch()
+    assert claimed(tmp_path).get("token") is None
+    assert watch.free(tmp_path) is None
+    clock[0] += claims.STALE_SECONDS + 1
+    seen = watch.free(tmp_path)
+    assert seen is not None
+    claim = take(tmp_path, seen)
+    assert claim.path.name == "claim-000002"
+    assert claim.look()
+    claim.remove()
+    assert [found.name for found in tmp_path.iterdir()] == ["claim-000001"] * (kind == "folder")
+
+
+def test_a_name_that_is_nearly_a_claim_is_none(tmp_path):
+    (tmp_path / "claim-7").touch()
+    (tmp_path / "claim-0000009").touch()
+    assert Watch().free(tmp_path) == Sight()
+
+
 def test_processes_race_and_one_wins(tmp_path):
     """Fresh runs, runs that were given back, and runs whose owner is dead."""
     folders = [tmp_path / str(number) for number in range(60)]

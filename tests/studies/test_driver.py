@@ -143,6 +143,24 @@ def test_a_claim_of_a_lost_machine_is_taken_over_by_who_did_not_watch(runs, tmp_
     assert far[0].loss == 2.5
 
 
+@pytest.mark.parametrize(
+    "done",
+    ["9" * 4000, "9" * 400, "-3", "1e400", "NaN", '{"a": 1}', "[" * 9**5],
+    ids=["very long", "long", "negative", "infinite", "nan", "table", "nested"],
+)
+def test_one_damaged_claim_ends_no_sweep(runs, tmp_path, monkeypatch, done):
+    monkeypatch.setattr(driver, "Watch", lambda: Watch(0.1))
+    directory = tmp_path / "runs" / runs[0].id
+    directory.mkdir(parents=True)
+    (directory / "claim-000001").write_text(f'{{"done": {done}, "seconds_left": {done}}}')
+    told = []
+    _, records, failures = drive(runs[:1], tmp_path, {}, told.append)
+    assert (len(records), failures) == (1, {})
+    shares = [at.share for at in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
 def test_what_another_process_trains_by_hand_is_waited_for(runs, tmp_path, monkeypatch):
     """A directory may be held without a claim: that is no failure."""
     monkeypatch.setattr(driver, "_SECONDS_TO_LEAVE_IT", 0.1)

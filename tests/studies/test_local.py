@@ -44,13 +44,23 @@ sys.stdin.readline()
 """
 PRINTS = """
 sys.stdin.readline()
-print("hello\\n[1]\\n\\n3")
+print("hello\\n[1]\\n\\n3\\n{}\\n" + "[" * 100_000)
 print(json.dumps({"wrong": {"what": "w", "rule": "r", "fix": "f"}}), flush=True)
 asked = json.loads(sys.stdin.readline())["job"]
-print("more\\n" + json.dumps({"id": asked["id"], "end": "done"}), flush=True)
+print('more\\n{"id": 1}\\n' + '{"a":' * 100_000 + "\\n" + json.dumps({"id": asked["id"], "end": "done"}), flush=True)
 sys.stdin.readline()
 """
 SRC = local.package_path()["PYTHONPATH"]
+HANGS = """
+request = json.loads(sys.stdin.readline())["plan"]
+print("half a line", end="", flush=True)
+if not request["study"]:
+    time.sleep(60)
+for _ in range(3):
+    print(flush=True)
+print(json.dumps({"wrong": {"what": "after a while", "rule": "r", "fix": "f"}}), flush=True)
+sys.stdin.readline()
+"""
 LEAVES = """
 sys.stdin.readline()
 os.write(2, b"some last words")
@@ -110,8 +120,33 @@ def test_a_plan_is_asked_for_again_if_its_process_dies_but_without_timing(execut
 
 @pytest.mark.parametrize("executor", [LEAVES], indirect=True)
 def test_no_plan_can_be_made(executor):
-    with pytest.raises(RuntimeError, match="ended with code 3\nsome last words"):
+    with pytest.raises(EinlinearError) as told:
         executor.plan(PlanRequest({}, "/", 1))
+    assert told.value.what == (
+        "no plan could be made, in two attempts: the process that makes the plan ended with code 3"
+        ": some last words"
+    )
+    assert "memory" in told.value.fix
+
+
+@pytest.mark.parametrize(
+    "executor", ["sys.stdin.readline()\nos.kill(os.getpid(), 9)"], indirect=True
+)
+def test_two_planners_are_killed(executor):
+    with pytest.raises(EinlinearError, match=r"in two attempts: .* was killed by SIGKILL\n"):
+        executor.plan(PlanRequest({}, "/", 1))
+
+
+@pytest.mark.parametrize("executor", [HANGS], indirect=True)
+def test_a_planner_that_lives_and_says_nothing(executor, monkeypatch):
+    """It prints without an end, as what a site prints may be; then nothing more."""
+    monkeypatch.setattr(local, "SILENT_SECONDS", 0.3)
+    with pytest.raises(EinlinearError) as told:
+        executor.plan(PlanRequest({}, "/", 1))
+    assert told.value.what.endswith("the plan has said nothing for 0.005 minutes")
+    monkeypatch.setattr(local, "SILENT_SECONDS", 60.0)
+    with pytest.raises(EinlinearError, match="after a while"):
+        executor.plan(PlanRequest({"is_slow": True}, "/", 1))
 
 
 def test_what_a_worker_says_of_a_plan(tmp_path, monkeypatch):
@@ -119,7 +154,7 @@ def test_what_a_worker_says_of_a_plan(tmp_path, monkeypatch):
     request = PlanRequest(study.as_dict(), str(tmp_path), 1)
     [planned] = local._plan(json.loads(json.dumps(worker._plan(request))))
     assert planned.config == study.cells[0].config
-    monkeypatch.setattr(planner, "plan_runs", lambda study: 1 / 0)
+    monkeypatch.setattr(planner, "plan_runs", lambda *_: 1 / 0)
     with pytest.raises(RuntimeError, match=r"(?s)no plan could be made.*ZeroDivisionError"):
         local._plan(worker._plan(request))
     wrong = replace(request, study=study.as_dict() | {"base": {"flops": 1}})
@@ -158,7 +193,7 @@ def test_a_worker_without_torch_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "package_path", lambda: {"PYTHONPATH": paths})
     made = LocalExecutor(1, 1)
     try:
-        with pytest.raises(RuntimeError, match=r"(?s)ended with code 1\n.*no torch here$"):
+        with pytest.raises(EinlinearError, match="ended with code 1: ImportError: no torch here"):
             made.plan(PlanRequest({}, str(tmp_path), 1))
     finally:
         made.close()

@@ -17,6 +17,7 @@ import pytest
 from einlinear import EinlinearError
 from einlinear.studies.sweeps import on_ray
 from einlinear.studies.sweeps.claims import claimed
+from einlinear.studies.sweeps.job import Outcome
 from einlinear.studies.sweeps.on_ray import RayExecutor
 from einlinear.studies.sweeps.placing import Placing, opened
 from einlinear.studies.sweeps.ray_driver import Cluster, serve
@@ -179,6 +180,24 @@ def test_no_more_at_once_than_asked_for(monkeypatch, tmp_path, most, slots):
     monkeypatch.setattr(on_ray, "_driver", lambda *_: subprocess.Popen(answer, **pipes))
     with opened(Placing("ray", most, 1), tmp_path) as executor:
         assert executor.slots == slots
+
+
+def test_what_is_printed_beside_answers_is_none():
+    """As what files of a site print while Python starts."""
+    lines = [b"hello", b"[1]", b'{"a": 1}', b"[" * 100_000, b"", b'{"slots": 2}']
+    assert [on_ray._answer(line) for line in lines] == [None] * 5 + [{"slots": 2}]
+    assert Outcome.from_dict({"id": "a", "end": "done"}) == Outcome("a", "done")
+    for values in ([], {"id": "a"}, {"id": 1, "end": "done"}, {"id": "a", "end": "done", "x": 1}):
+        assert Outcome.from_dict(values) is None
+
+
+def test_a_cluster_that_never_answers(monkeypatch):
+    silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    right = subprocess.Popen
+    monkeypatch.setattr(on_ray.subprocess, "Popen", lambda _, **options: right(silent, **options))
+    monkeypatch.setattr(on_ray, "OPEN_SECONDS", 0.3)
+    with pytest.raises(EinlinearError, match=r"cannot be reached: no answer for 0.005 minutes"):
+        RayExecutor(None, 1)
 
 
 def test_nobody_listens():

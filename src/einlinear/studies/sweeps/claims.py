@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from math import inf
 from pathlib import Path
+from stat import S_ISREG
 from threading import Event, Thread
 from time import monotonic
 from types import TracebackType
@@ -22,6 +23,7 @@ from typing import Any
 from uuid import uuid4
 
 from einlinear.errors import cannot_write
+from einlinear.files import parse_object
 from einlinear.studies.directory import is_locked
 
 BEAT_SECONDS = 1.0
@@ -30,6 +32,7 @@ STALE_SECONDS = 30.0
 
 _RELEASED = 0  # the time of change of a claim that was given back
 _NAME = "claim-"
+_MOST_BYTES = 1 << 16  # of a claim; owners write a few hundred
 _NOT_TOLD = {"done": None, "total": None, "loss": None, "seconds_left": None}
 
 
@@ -90,7 +93,7 @@ class Claim:
         """Whether this is still the claim that counts, by looking now."""
         try:
             is_own = _path(self.path.parent, _last(self.path.parent)) == self.path
-            if not is_own or not os.path.samestat(os.fstat(self._handle), self.path.stat()):
+            if not is_own or not os.path.samestat(os.fstat(self._handle), self.path.lstat()):
                 self._lost.set()
         except FileNotFoundError:
             self._lost.set()
@@ -200,10 +203,12 @@ def take(directory: Path, after: Sight) -> Claim | None:
 
 
 def read_claim(path: Path) -> dict[str, Any]:
-    """What a claim says; nothing if it cannot be read now."""
+    """What a claim says; nothing if it cannot be read now, or is none that an owner has made."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return values if isinstance(values, dict) else {}
+        if not S_ISREG(path.lstat().st_mode):
+            return {}  # to open a pipe would wait for ever
+        with path.open("rb") as file:
+            return parse_object(file.read(_MOST_BYTES))
     except (OSError, ValueError):
         return {}
 
@@ -229,7 +234,9 @@ def host_name() -> str:
 def _is_gone(claim: Mapping[str, Any]) -> bool:
     """Whether the owner is known to have ended: only of a process of this machine."""
     pid = claim.get("pid")
-    if os.name != "posix" or claim.get("host") != host_name() or not isinstance(pid, int):
+    if os.name != "posix" or claim.get("host") != host_name():
+        return False
+    if not isinstance(pid, int) or pid < 1:
         return False
     try:
         os.kill(pid, 0)
@@ -255,7 +262,8 @@ def _look(directory: Path) -> Sight:
     number = _last(directory)
     if not number:
         return Sight()
-    return Sight(number, _path(directory, number).stat().st_mtime_ns)
+    # Of the file itself: a link to nothing is a claim without an owner, not one that went away.
+    return Sight(number, _path(directory, number).lstat().st_mtime_ns)
 
 
 def _last(directory: Path) -> int:
@@ -268,8 +276,10 @@ def _numbers(directory: Path) -> list[int]:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    numbers = [name[len(_NAME) :] for name in names if name.startswith(_NAME)]
-    return [int(number) for number in numbers if number.isascii() and number.isdecimal()]
+    found = [name[len(_NAME) :] for name in names if name.startswith(_NAME)]
+    numbers = [int(number) for number in found if number.isascii() and number.isdecimal()]
+    # Only names that an owner makes: "claim-7" is no claim, and there is no claim-000007 either.
+    return [number for number in numbers if _path(directory, number).name in names]
 
 
 def _path(directory: Path, number: int) -> Path:
@@ -279,8 +289,12 @@ def _path(directory: Path, number: int) -> Path:
 def _remove_all(directory: Path, below: float = inf) -> None:
     """Remove claims, as far as that is possible: those that stay do not count, or not for long."""
     try:
-        for number in _numbers(directory):
-            if number < below:
-                _path(directory, number).unlink(missing_ok=True)
+        numbers = _numbers(directory)
     except OSError:
-        pass
+        return
+    for number in numbers:
+        if number < below:
+            try:
+                _path(directory, number).unlink(missing_ok=True)
+            except OSError:
+                pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,6 +16,7 @@ from einlinear.studies.sweeps.plan import PlannedRun, makespan
 from einlinear.studies.sweeps.progress import Failure, OnProgress, Running, SweepProgress
 
 _ATTEMPTS = 2
+_HUGE = 1e18  # no number of a claim is so large
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_LEAVE_IT = 5.0  # to who was quicker, or holds a run without a claim
 
@@ -167,7 +167,7 @@ class Driver:
         return Running(
             id=name,
             label=state.run.label,
-            done=int(_number(claim, "done") or 0),
+            done=min(total, int(_number(claim, "done") or 0)),
             total=total,
             loss=_number(claim, "loss"),
             seconds_left=_number(claim, "seconds_left"),
@@ -213,6 +213,8 @@ def _last_step(directory: Path) -> int:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
+    """What a claim says under a name, if it is a number of 0 or more; claims may be damaged."""
     value = values.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and isfinite(value) else None  # type: ignore[arg-type]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _HUGE:
+        return None
+    return float(value)

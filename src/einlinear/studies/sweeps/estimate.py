@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -39,7 +39,11 @@ def estimate(runs: Sequence[PlannedRun], timings: Sequence[Timing]) -> list[floa
 
 
 def time_steps(
-    runs: Iterable[PlannedRun], known: Sequence[Timing] = (), seconds: float = SECONDS
+    runs: Iterable[PlannedRun],
+    known: Sequence[Timing] = (),
+    seconds: float = SECONDS,
+    *,
+    on_model: Callable[[], None] = lambda: None,
 ) -> list[Timing]:
     """Timings of a few runs, besides those known; of every kind the smallest and the largest."""
     timings = list(known)
@@ -51,6 +55,7 @@ def time_steps(
         if (kind_of(run.config), run.macs) in held or is_late:
             continue
         held.add((kind_of(run.config), run.macs))
+        on_model()
         try:
             timings.append(Timing(kind_of(run.config), run.macs, _timed(run.config)))
         except EinlinearError:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from einlinear.errors import EinlinearError
 from einlinear.studies.directory import read_record
@@ -52,6 +52,16 @@ class Outcome:
     id: str
     end: End
     text: str = ""
+
+    @classmethod
+    def from_dict(cls, values: object) -> Outcome | None:
+        """An outcome as JSON has it; None if it is something else that a process has printed."""
+        if not isinstance(values, Mapping) or not values.keys() <= {"id", "end", "text"}:
+            return None
+        name, end, text = values.get("id"), values.get("end"), values.get("text", "")
+        if not isinstance(name, str) or not isinstance(text, str) or end not in get_args(End):
+            return None
+        return cls(name, end, text)
 
 
 def finished(directory: Path) -> RunRecord | None:

@@ -13,14 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
+from time import monotonic
 from typing import IO, Any
 
 from einlinear.errors import EinlinearError
+from einlinear.files import parse_object
 from einlinear.studies.sweeps.job import Job, Outcome
 from einlinear.studies.sweeps.plan import PlannedRun, PlanRequest
 
 _LAST_CHARACTERS = 2000  # of what a worker said before it died
 _SECONDS_TO_LEAVE = 5.0
+_PLAN = ("runs", "wrong", "raised")  # what an answer to a request for a plan has one of
+
+SILENT_SECONDS = 300.0
+"""So long a process that makes a plan may say nothing: it tells of every model it has counted."""
 
 
 class LocalExecutor:
@@ -58,7 +64,14 @@ class LocalExecutor:
             answer = worker.ask(replace(request, is_timed=is_timed))
             if answer is not None:
                 return _plan(answer)
-        raise RuntimeError(f"no plan could be made: {worker.last_words()}")
+            words = worker.last_words("that makes the plan").splitlines()
+            how = ": ".join(dict.fromkeys((words[0], words[-1])))
+        raise EinlinearError(
+            what=f"no plan could be made, in two attempts: {how}",
+            rule="a process of this machine counts what every model of the study costs",
+            fix="check that there is memory for it and that torch can be imported, then give the "
+            "same command again",
+        )
 
     def start(self, job: Job) -> None:
         """Begin a job in a process that has none."""
@@ -78,11 +91,11 @@ class LocalExecutor:
                 self._selector.unregister(worker.answers)
             if worker not in self._busy:
                 continue  # it has died, and is replaced when there is a job
-            answer = worker.answer()
+            outcome = worker.outcome()
             if not data:
-                outcomes.append(Outcome(worker.job, "killed", worker.last_words()))
-            elif answer is not None:
-                outcomes.append(Outcome(**answer))
+                outcomes.append(Outcome(worker.job, "killed", worker.last_words("of the run")))
+            elif outcome is not None:
+                outcomes.append(outcome)
             else:
                 continue  # the rest is on its way
             self._busy.remove(worker)
@@ -133,6 +146,7 @@ class _Worker:
         self.job = ""  # the id of the last one
         self.buffer = b""
         self.has_ended = False  # its answers have: a process that dies is seen a little later
+        self.is_silent = False  # it was killed because it said nothing
         self._errors = tempfile.TemporaryFile()
         try:
             self.process = subprocess.Popen(
@@ -161,30 +175,44 @@ class _Worker:
         self._send("job", job)
 
     def ask(self, request: PlanRequest) -> Mapping[str, Any] | None:
-        """Send a request, and wait for what is said to it; None if the process dies."""
+        """Send a request, and wait for what is said to it; None if the process dies or hangs."""
         self._send("plan", request)
-        answer = self.answer()
-        while answer is None and not self.has_ended:
-            data = os.read(self.answers.fileno(), 1 << 16)
-            self.has_ended = not data
-            self.buffer += data
-            answer = self.answer() if b"\n" in data else None
-        return answer
+        with DefaultSelector() as selector:
+            selector.register(self.answers, EVENT_READ)
+            heard = monotonic()
+            while not self.has_ended:
+                if not selector.select(max(0.0, heard + SILENT_SECONDS - monotonic())):
+                    self.is_silent = True
+                    self.process.kill()
+                    break
+                data = os.read(self.answers.fileno(), 1 << 16)
+                self.buffer += data
+                heard = monotonic()
+                for said in self._said() if b"\n" in data else ():
+                    if any(key in said for key in _PLAN):
+                        return said
+                self.has_ended = not data
+        self.has_ended = True
+        return None
 
-    def answer(self) -> dict[str, Any] | None:
-        """What has been said last, if it is whole; all that a worker prints while it starts is not.
+    def outcome(self) -> Outcome | None:
+        """How the job has ended, if that was said."""
+        found = map(Outcome.from_dict, self._said())
+        return next((o for o in found if o is not None and o.id == self.job), None)
+
+    def _said(self) -> list[dict[str, Any]]:
+        """Objects that have been said, whole; all else that a worker prints while it starts is not.
 
         Files of a site or user, as sitecustomize, may print before a worker can prevent it.
         """
         *lines, self.buffer = self.buffer.split(b"\n")
+        found = []
         for line in lines:
             try:
-                said = json.loads(line)
+                found.append(parse_object(line))
             except ValueError:
                 continue
-            if isinstance(said, dict):
-                return said
-        return None
+        return found
 
     def _send(self, kind: str, what: Job | PlanRequest) -> None:
         try:
@@ -193,7 +221,7 @@ class _Worker:
         except OSError:
             pass  # it has just died, which the end of its answers tells
 
-    def last_words(self) -> str:
+    def last_words(self, whose: str) -> str:
         """How the process ended, and what it last said."""
         try:
             code = self.process.wait(_SECONDS_TO_LEAVE)
@@ -201,10 +229,12 @@ class _Worker:
             self.process.kill()
             code = self.process.wait()
         how = f"ended with code {code}" if code >= 0 else f"was killed by {_signal(-code)}"
+        if self.is_silent:
+            how = f"has said nothing for {SILENT_SECONDS / 60:g} minutes"
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - _LAST_CHARACTERS))
         said = self._errors.read().decode(errors="replace").strip()
-        return f"the process of the run {how}\n" + (f"{said}\n" if said else "")
+        return f"the process {whose} {how}\n" + (f"{said}\n" if said else "")
 
     def end(self) -> None:
         """Let the process go, at once."""

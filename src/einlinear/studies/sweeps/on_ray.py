@@ -12,15 +12,21 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from secrets import token_hex
 from selectors import EVENT_READ, DefaultSelector
+from time import monotonic
 from typing import IO, Any
 
 from einlinear.errors import EinlinearError
+from einlinear.files import parse_object
 from einlinear.studies.sweeps.away import missing_package
 from einlinear.studies.sweeps.job import Job, Outcome
 from einlinear.studies.sweeps.local import package_path
 
 _LAST_CHARACTERS = 600  # of what was said before the end
+_ANSWER = {"error", "largest", "slots", "outcome"}
 _SECONDS_TO_LEAVE = 10.0
+
+OPEN_SECONDS = 300.0
+"""So long a cluster may take to start or to answer."""
 
 
 class RayExecutor:
@@ -101,8 +107,11 @@ class RayExecutor:
     def _open(self, threads: int) -> None:
         """Wait for the cluster, and refuse jobs that would wait for ever."""
         answers: list[dict[str, Any]] = []
+        end = monotonic() + OPEN_SECONDS
         while not answers:
-            answers = self._read(None)
+            if monotonic() > end:
+                raise self._gone(f"no answer for {OPEN_SECONDS / 60:g} minutes")
+            answers = self._read(max(0.0, end - monotonic()))
         for answer in answers:
             largest = answer.get("largest")
             if largest and largest < threads:
@@ -117,10 +126,11 @@ class RayExecutor:
         if "error" in answer:
             raise self._gone(answer["error"][:_LAST_CHARACTERS])
         self._slots = answer.get("slots", self._slots)
-        if "outcome" in answer:
-            self._outcomes.append(Outcome(**answer["outcome"]))
+        outcome = Outcome.from_dict(answer.get("outcome", {}))
+        if outcome is not None:
+            self._outcomes.append(outcome)
 
-    def _read(self, seconds: float | None) -> list[dict[str, Any]]:
+    def _read(self, seconds: float) -> list[dict[str, Any]]:
         """Answers that are there; waits so long for some."""
         if not self._selector.select(seconds):
             return []
@@ -128,7 +138,7 @@ class RayExecutor:
         if not data:
             raise self._gone(self._last_words())
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [answer for answer in map(_answer, lines) if answer is not None]
 
     def _last_words(self) -> str:
         self._said.seek(0)
@@ -143,6 +153,15 @@ class RayExecutor:
             fix="start the cluster, check the address, and give the same command again: what is "
             "done is kept",
         )
+
+
+def _answer(line: bytes) -> dict[str, Any] | None:
+    """What the process says in a line; None if something else was printed there."""
+    try:
+        answer = parse_object(line)
+    except ValueError:
+        return None
+    return answer if answer.keys() <= _ANSWER else None
 
 
 def _driver(arguments: list[Any], is_own: bool, said: IO[bytes]) -> subprocess.Popen[bytes]:

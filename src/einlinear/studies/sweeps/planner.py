@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,9 +29,14 @@ _FIRST = ("task", "structure", "experts", "num_experts", "num_active", "width", 
 _BARE = ("task", "structure")  # clear without their names
 
 
-def make_plan(request: PlanRequest) -> tuple[PlannedRun, ...]:
-    """All runs of a study, with their times; some are timed, for a few seconds in all."""
-    runs = plan_runs(Study.from_dict(request.study))
+def make_plan(
+    request: PlanRequest, on_model: Callable[[], None] = lambda: None
+) -> tuple[PlannedRun, ...]:
+    """All runs of a study, with their times; some are timed, for a few seconds in all.
+
+    `on_model` is called after each model that was counted or timed.
+    """
+    runs = plan_runs(Study.from_dict(request.study), on_model)
     records = all_finished(Path(request.out), (run.id for run in runs))
     timings = _timings(runs, records)
     can_time = torch.cuda.is_available() or request.is_here
@@ -40,14 +45,14 @@ def make_plan(request: PlanRequest) -> tuple[PlannedRun, ...]:
     ]
     if untimed and request.is_timed:
         with _threads(request.threads):
-            timings = time_steps(untimed, timings)
+            timings = time_steps(untimed, timings, on_model=on_model)
     return tuple(
         replace(run, seconds=seconds, is_guessed=not timings)
         for run, seconds in zip(runs, estimate(runs, timings), strict=True)
     )
 
 
-def plan_runs(study: Study) -> tuple[PlannedRun, ...]:
+def plan_runs(study: Study, on_model: Callable[[], None] = lambda: None) -> tuple[PlannedRun, ...]:
     """All runs of a study, each once, with the steps that budgets buy; none is timed."""
     costs: dict[tuple[object, ...], int] = {}
     found: dict[str, tuple[RunConfig, int]] = {}
@@ -56,6 +61,7 @@ def plan_runs(study: Study) -> tuple[PlannedRun, ...]:
         if shape not in costs:
             cost = cost_run(cell.config)
             costs[shape] = cost.counts.macs * cost.units_per_step
+            on_model()
         config = _with_steps(cell, costs[shape])
         found.setdefault(config.id, (config, costs[shape]))
     labels = _labels([config for config, _ in found.values()])

@@ -145,7 +145,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def tell(values: Mapping[str, Any]) -> None:
-        print(json.dumps(values), file=answers, flush=True)
+        print("\n" + json.dumps(values), file=answers, flush=True)  # in a line of its own
 
     jobs: SimpleQueue[Job | None] = SimpleQueue()
     is_open = Event()

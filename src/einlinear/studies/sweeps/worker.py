@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from queue import SimpleQueue
 from threading import Thread
@@ -37,16 +38,20 @@ def main() -> None:
         load_all()
     while True:
         request = requests.get()
-        answer = asdict(run_job(request)) if isinstance(request, Job) else _plan(request)
-        print(json.dumps(answer), file=answers, flush=True)
+        if isinstance(request, Job):
+            answer = asdict(run_job(request))
+        else:
+            answer = _plan(request, lambda: print(file=answers, flush=True))
+        # In a line of its own, whatever else was printed there.
+        print("\n" + json.dumps(answer), file=answers, flush=True)
 
 
-def _plan(request: PlanRequest) -> dict[str, Any]:
-    """The plan of a sweep, or why there is none."""
+def _plan(request: PlanRequest, on_model: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """The plan of a sweep, or why there is none; says that it goes on after every model."""
     from einlinear.studies.sweeps.planner import make_plan
 
     try:
-        return {"runs": [run.as_dict() for run in make_plan(request)]}
+        return {"runs": [run.as_dict() for run in make_plan(request, on_model)]}
     except EinlinearError as error:
         return {"wrong": {"what": error.what, "rule": error.rule, "fix": error.fix}}
     except Exception:
