@@ -1,16 +1,19 @@
 """What each of two processes trains, in a module that a spawned process can import."""
 
 import math
+import os
+import signal
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from einlinear.errors import EinlinearError
-from einlinear.studies import loop
+from einlinear.studies import distributed, loop
 from einlinear.studies.state import State
 from einlinear.studies.train import train
-from runs import numbers, tiny
+from runs import die, numbers, tiny
 
 
 def assert_close(record, wanted, tolerance=1e-4):
@@ -89,3 +92,24 @@ def check_errors(rank, out):
         with pytest.raises(EinlinearError) as caught:
             train(config)
         assert words in caught.value.what
+
+
+def stopping(rank, port, how, pipe):
+    """Train in two processes; the second stops or ends in the middle."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    distributed.patience = lambda: timedelta(seconds=1.5)
+    right = State.step
+
+    def step(self, number):
+        if rank == 1 and number == 5:
+            die() if how == "ends" else os.kill(os.getpid(), signal.SIGSTOP)
+        right(self, number)
+
+    State.step = step
+    try:
+        train(tiny())
+    except EinlinearError as error:
+        pipe.send(error.what)
+    else:
+        pipe.send("it went on")
+    os._exit(0)  # gloo's threads may hang

@@ -135,12 +135,12 @@ def train(
         mirror: show metrics in TensorBoard or Weights & Biases, too.
     """
     from einlinear.progress import training_bar  # torch takes a while to load
-    from einlinear.studies.distributed import SharedError
+    from einlinear.studies.distributed import SharedError, numbers
     from einlinear.studies.mirrors import open_mirror
     from einlinear.studies.train import train as run_training
 
     run = _run_config(flags, config)
-    rank = int(os.environ.get("RANK", "0"))
+    rank, count = numbers()
     screen = console()
     with ExitStack() as stack:
         show = stack.enter_context(training_bar(screen))
@@ -162,7 +162,7 @@ def train(
         print(f"wrote {out / 'record.json'}")
         if record.curve[-1].routing:
             _draw_routing(record, out / "routing.svg")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if count > 1:
         # The threads of gloo now and then hang while the interpreter takes them down.
         sys.stdout.flush()
         os._exit(0)

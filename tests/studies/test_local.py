@@ -47,7 +47,8 @@ sys.stdin.readline()
 print("hello\\n[1]\\n\\n3\\n{}\\n" + "[" * 100_000)
 print(json.dumps({"wrong": {"what": "w", "rule": "r", "fix": "f"}}), flush=True)
 asked = json.loads(sys.stdin.readline())["job"]
-print('more\\n{"id": 1}\\n' + '{"a":' * 100_000 + "\\n" + json.dumps({"id": asked["id"], "end": "done"}), flush=True)
+print('more\\n{"id": 1}\\n' + '{"a":' * 100_000)
+print(json.dumps({"id": asked["id"], "end": "done"}), flush=True)
 sys.stdin.readline()
 """
 SRC = local.package_path()["PYTHONPATH"]

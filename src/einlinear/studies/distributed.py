@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,8 +14,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.studies.config import RunConfig
+
+MINUTES = "EINLINEAR_RANK_MINUTES"
+"""The variable that says how long the processes of a run wait for each other; 10 unless set."""
+
+_MOST_MINUTES = 10_000
+# What torch says where another process does not answer, and where it has ended.
+_SILENT = ("timed out", "timeout", "time out")
+_AGAIN = "start all processes again: the run goes on from its last checkpoint"
+_ENDED = ("connection closed", "connection reset", "broken pipe", "connection was likely closed")
 
 
 class SharedError(EinlinearError):
@@ -38,18 +48,84 @@ class Place:
 @contextmanager
 def joined(config: RunConfig) -> Iterator[Place]:
     """The place of this process: alone, or as torchrun or a process group says."""
-    starts = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    rank, count = numbers()
+    starts = not dist.is_initialized() and count > 1
     device = _device(config)
-    if starts:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
+        if starts:
+            variable("MASTER_PORT", 29500, 0, 65535)
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=patience())
         if dist.is_initialized():
             yield Place(dist.get_rank(), dist.get_world_size(), device)
         else:
             yield Place(0, 1, device)
+    except (RuntimeError, ValueError) as error:
+        known = explained(error, rank, patience().total_seconds() / 60)
+        if known is None:
+            raise
+        raise known from error
     finally:
         if starts and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def numbers() -> tuple[int, int]:
+    """The number of this process and how many there are, as torchrun says; 0 and 1 if it is alone.
+
+    What the environment says of it is checked.
+    """
+    count = variable("WORLD_SIZE", 1, 1)
+    rank = variable("RANK", 0, 0, count - 1 if count > 1 else None)
+    return (rank, count) if count > 1 else (0, 1)
+
+
+def variable(name: str, default: int, low: int, high: int | None = None) -> int:
+    """A number that torchrun, or a user, has put into the environment."""
+    text = os.environ.get(name, str(default)).strip()
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+    if number < low or (high is not None and number > high):
+        scope = f"of {low} or more" if high is None else f"from {low} to {high}"
+        raise EinlinearError(
+            what=f"the environment has {name}={quote(text)}",
+            rule=f"{name} is a whole number {scope}",
+            fix=f"unset {name}; torchrun sets what its processes need",
+        )
+    return number
+
+
+def patience() -> timedelta:
+    """How long the processes of a run wait for each other."""
+    return timedelta(minutes=variable(MINUTES, 10, 1, _MOST_MINUTES))
+
+
+def explained(error: Exception, rank: int, minutes: float) -> EinlinearError | None:
+    """What to raise where torch says that another process is silent or gone; None if it does not.
+
+    Whether a rank is stopped, swapped out or cut off from the network looks the same from here.
+    """
+    text = str(error).lower()
+    if isinstance(error, ValueError):
+        if isinstance(error, EinlinearError) or "environment variable" not in text:
+            return None
+        return EinlinearError(
+            what=f"process {rank} cannot find the others: {error}",
+            rule="WORLD_SIZE is more than 1 only where torchrun, or you, set all it needs",
+            fix="use torchrun --nproc-per-node N -m einlinear train ..., or unset WORLD_SIZE",
+        )
+    if any(words in text for words in _SILENT):
+        return EinlinearError(
+            what=f"process {rank} had no answer from another process for {minutes:g} minutes",
+            rule=f"the processes of a run wait {minutes:g} minutes for each other",
+            fix=f"{_AGAIN}; if one of them needs longer, set {MINUTES}",
+        )
+    if any(words in text for words in _ENDED):
+        return EinlinearError(
+            what=f"another process of the run ended while process {rank} waited for it",
+            rule="a run needs all its processes until it ends",
+            fix=_AGAIN,
+        )
+    return None
 
 
 def _device(config: RunConfig) -> torch.device:
@@ -62,7 +138,8 @@ def _device(config: RunConfig) -> torch.device:
         )
     if config.device == "cpu" or not has_cuda:
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    number = variable("LOCAL_RANK", 0, 0, torch.cuda.device_count() - 1)
+    device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device
 

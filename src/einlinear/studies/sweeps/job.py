@@ -58,8 +58,10 @@ class Outcome:
         """An outcome as JSON has it; None if it is something else that a process has printed."""
         if not isinstance(values, Mapping) or not values.keys() <= {"id", "end", "text"}:
             return None
-        name, end, text = values.get("id"), values.get("end"), values.get("text", "")
-        if not isinstance(name, str) or not isinstance(text, str) or end not in get_args(End):
+        name, text = values.get("id"), values.get("text", "")
+        ends: tuple[End, ...] = get_args(End)
+        end = next((end for end in ends if end == values.get("end")), None)
+        if end is None or not isinstance(name, str) or not isinstance(text, str):
             return None
         return cls(name, end, text)
 
