@@ -113,6 +113,7 @@ ORDER = [
     "studies.sharded",
     "studies.counting",
     "studies.build",
+    "studies.needs",
     "studies.state",
     "studies.evaluate",
     "studies.plan_run",

@@ -270,3 +270,11 @@ def test_nothing_in_forward_waits_for_a_value():
     with torch.profiler.profile() as record:
         layer(x)
     assert not [event.name for event in record.events() if event.name == "aten::item"]
+
+
+def test_weights_for_which_there_is_no_memory():
+    with pytest.raises(EinlinearError) as told:
+        EinsumLinear(10**6, 64, structure="low_rank(rank=1000000000)")
+    assert "from 1000000 to 64 has 1,000,064,000,000,000 weights" in told.value.what
+    with pytest.raises(RuntimeError, match="device"):
+        EinsumLinear(4, 4, structure="btt", device="nowhere")

@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -147,3 +148,36 @@ def test_what_is_wrong_is_said_before_anything_runs(values, what, fix):
 def test_what_is_no_study():
     with pytest.raises(el.EinlinearError, match="study is 3"):
         as_study(3)
+
+
+@pytest.mark.parametrize(
+    ("grid", "total", "longest"),
+    [
+        ({"seed": range(10**9)}, "1.00e9", "seed has 1.00e9 values"),
+        ({"seed": range(10**30)}, "1.00e30", "seed has 1.00e30 values"),
+        ({"seed": range(0, -(10**9), -1)}, "1.00e9", "seed has 1.00e9 values"),
+        (
+            {"seed": range(1000), "lr": [0.1 * n for n in range(1, 2001)]},
+            "2.00e6",
+            "lr has 2,000 values",
+        ),
+    ],
+)
+def test_grids_of_very_many_runs(grid, total, longest):
+    begin = perf_counter()
+    with pytest.raises(el.EinlinearError) as told:
+        Study("many", {"task": "cifar"}, (grid,))
+    assert perf_counter() - begin < 0.5
+    assert told.value.what == f"a study of {total} runs or more: {longest}"
+    assert told.value.rule == "a study has at most 100,000 runs"
+
+
+def test_values_that_are_nested_or_too_many_are_named():
+    nested = 0.5
+    for _ in range(100_000):
+        nested = [nested]
+    for value in (nested, range(10**9)):
+        with pytest.raises(
+            el.EinlinearError, match=r"^betas is .{1,200}\n  rule: a setting has one"
+        ):
+            Study("s", {"betas": value})

@@ -13,10 +13,11 @@ from einlinear.layers.computed import read_only
 from einlinear.layers.execute import choose_variant, dense_weight, fitting_variants, multiply
 from einlinear.layers.norm import multiply_direct, normalised
 from einlinear.layers.scaling import Scaling, factor_scaling, vector_scaling
-from einlinear.structures.plan import make_plan
+from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
 
+_NO_MEMORY = ("memory", "overflow", "allocate")  # words of torch where a tensor is too large
 _MOST_VARIANTS = 4096  # numbers of tokens whose variant a layer remembers
 
 
@@ -61,9 +62,13 @@ class EinsumLinear(nn.Module):
         self._names = [step.factor for step in self.plan.steps]
         self._stds = [scaling[name].init_std for name in self._names]
         for name, shape in self.plan.factor_shapes.items():
-            self.register_parameter(
-                name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-            )
+            try:
+                weight = torch.empty(shape, device=device, dtype=dtype)
+            except (RuntimeError, MemoryError) as error:
+                if not any(word in str(error).lower() for word in _NO_MEMORY):
+                    raise
+                raise _no_room(self.plan) from error
+            self.register_parameter(name, nn.Parameter(weight))
         empty = torch.empty(self.out_features, device=device, dtype=dtype)
         self.bias = nn.Parameter(empty) if bias else None
         self.reset_parameters()
@@ -218,3 +223,13 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """What autocast does to an operand of a linear layer: nothing to float64 and integers."""
     is_cast = tensor.is_floating_point() and tensor.dtype != torch.float64
     return tensor.to(dtype) if is_cast else tensor
+
+
+def _no_room(plan: Plan) -> EinlinearError:
+    """What to raise where the weights of a plan find no memory."""
+    return EinlinearError(
+        what=f"a layer of {plan.structure} from {plan.d_in} to {plan.d_out} has {plan.params:,} "
+        "weights, for which there is no memory",
+        rule="the weights of a layer fit into the memory of its device",
+        fix="give a smaller rank or width, or another device or dtype",
+    )

@@ -38,25 +38,26 @@ changes no number but for rounding.
 
 _BY_PRESET: Any = None  # the default of a field that the preset decides
 
-# Lowest and highest value of a field; None is no bound.
-_WHOLE: dict[str, tuple[int, int | None]] = {
-    "num_experts": (0, None),
-    "num_active": (1, None),
-    "width": (1, None),
-    "depth": (1, None),
-    "head_size": (1, None),
-    "context": (1, None),
-    "teacher_width": (1, None),
-    "teacher_depth": (1, None),
-    "batch_size": (1, None),
-    "accumulation": (1, None),
-    "steps": (1, None),
-    "base_width": (1, None),
-    "warmup": (0, None),
-    "eval_points": (1, None),
-    "eval_size": (1, None),
+# Lowest and highest value of a field.
+_MOST, _MOST_STEPS = 10**9, 10**12
+_WHOLE: dict[str, tuple[int, int]] = {
+    "num_experts": (0, _MOST),
+    "num_active": (1, _MOST),
+    "width": (1, _MOST),
+    "depth": (1, _MOST),
+    "head_size": (1, _MOST),
+    "context": (1, _MOST),
+    "teacher_width": (1, _MOST),
+    "teacher_depth": (1, _MOST),
+    "batch_size": (1, _MOST),
+    "accumulation": (1, _MOST),
+    "steps": (1, _MOST_STEPS),
+    "base_width": (1, _MOST),
+    "warmup": (0, _MOST_STEPS),
+    "eval_points": (1, 10**6),
+    "eval_size": (1, _MOST),
     "seed": (0, 2**63 - 1),
-    "checkpoint_every": (0, None),
+    "checkpoint_every": (0, _MOST_STEPS),
 }
 # The same for numbers; a field named here with True must be above its lowest value.
 _REAL: dict[str, tuple[float, float | None, bool]] = {
@@ -193,7 +194,9 @@ class RunConfig:
         if self.tied and self.embedding_std is None:
             self._set("embedding_std", EMBEDDING_STD)  # larger ones would make large logits
         preset = preset_values(self.task, self.preset)
-        steps = whole_number(preset["steps"] if self.steps is None else self.steps, "steps", 1)
+        steps = whole_number(
+            preset["steps"] if self.steps is None else self.steps, "steps", *_WHOLE["steps"]
+        )
         preset["warmup"] = min(preset["warmup"], steps // 10)  # the rate is reached in short runs
         preset["checkpoint_every"] = max(1, min(1000, steps // 10))
         for name, value in preset.items():

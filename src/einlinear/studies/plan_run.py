@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from einlinear.studies.build import make_model, make_shape, sizes_of
+from einlinear.studies.build import make_model, sizes_of
 from einlinear.studies.config import RunConfig
 from einlinear.studies.counting import count, counted_macs
+from einlinear.studies.needs import count_shape
 from einlinear.studies.record import Counts
 from einlinear.studies.tasks.catalogue import open_task
 from einlinear.studies.tasks.task import Batch, Task
@@ -66,20 +67,26 @@ def plan_run(config: RunConfig, *, is_checked: bool = True) -> RunPlan:
 
 
 def cost_run(config: RunConfig) -> RunCost:
-    """What a run costs, from shapes alone: no weights are made."""
-    task = task_of(config)
+    """What a run costs, from shapes alone: no weights are made, and no teacher either."""
+    task = task_of(_with_small_teacher(config))
     row = _row(config, task)
-    with torch.device("meta"):
-        counts = count(make_shape(config, sizes_of(task)), row.units)
+    counts = count_shape(config, sizes_of(task), row.units)
     return RunCost(counts, row.units * config.batch_size, task.unit)
 
 
 def _row(config: RunConfig, task: Task) -> Batch:
-    """One row of the first batch."""
-    row = task.batch(0, config.batch_size, seed=config.seed, share=slice(0, 1))
+    """One row of data."""
+    row = task.batch(0, 1, seed=config.seed)
     length = row.inputs.shape[1] if row.inputs.dtype == torch.int64 else 1
     assert length == row.units, "a model makes one output for every unit"
     return row
+
+
+def _with_small_teacher(config: RunConfig) -> RunConfig:
+    """The same with a teacher that is made at once, if there is one: costs do not depend on it."""
+    if config.teacher_depth is None:
+        return config
+    return replace(config, teacher_width=1, teacher_depth=min(2, config.teacher_depth))
 
 
 def task_of(config: RunConfig) -> Task:

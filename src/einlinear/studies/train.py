@@ -14,6 +14,7 @@ from einlinear.studies.config import RunConfig
 from einlinear.studies.directory import DamagedError, RunDirectory, read_record
 from einlinear.studies.distributed import Place, check_share, from_first, joined, together
 from einlinear.studies.loop import Mirror, OnProgress, Run
+from einlinear.studies.needs import check_needs
 from einlinear.studies.plan_run import RunPlan, plan_run
 from einlinear.studies.record import RunRecord
 
@@ -105,6 +106,7 @@ def _compare(directory: RunDirectory | None, record: RunRecord) -> None:
 def _prepared(config: RunConfig, place: Place, directory: RunDirectory | None) -> RunPlan:
     """Everything that can go wrong before the first step."""
     check_share(config, place)
+    check_needs(config, place)
     is_new = directory is None or not directory.checkpoints.exists()
     plan = plan_run(config, is_checked=is_new and place.is_first)
     if directory is not None and place.is_first:

@@ -13,6 +13,7 @@ import torch
 from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig
 from einlinear.studies.numbers import FLOPS_PER_MAC
+from einlinear.studies.needs import check_needs, fits
 from einlinear.studies.plan_run import cost_run
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.estimate import Timing, estimate, kind_of, time_steps
@@ -39,10 +40,12 @@ def make_plan(
     runs = plan_runs(Study.from_dict(request.study), on_model)
     records = all_finished(Path(request.out), (run.id for run in runs))
     timings = _timings(runs, records)
-    can_time = torch.cuda.is_available() or request.is_here
-    untimed = [
-        run for run in runs if run.id not in records and (can_time or run.config.device != "cuda")
-    ]
+    new = [run for run in runs if run.id not in records]
+    if request.is_here:
+        _check_needs(new)
+        untimed = new
+    else:  # other machines may have GPUs, and more memory
+        untimed = [run for run in new if _can_be_timed(run.config)]
     if untimed and request.is_timed:
         with _threads(request.threads):
             timings = time_steps(untimed, timings, on_model=on_model)
@@ -52,12 +55,28 @@ def make_plan(
     )
 
 
+def _check_needs(runs: Sequence[PlannedRun]) -> None:
+    """Refuse runs for which this machine has too little memory, before any is trained."""
+    for config in {_shape(run.config): run.config for run in runs}.values():
+        # Where runs may go to a GPU, its memory is not known here.
+        if config.device == "cpu" or not torch.cuda.is_available():
+            check_needs(config)
+
+
+def _can_be_timed(config: RunConfig) -> bool:
+    return (torch.cuda.is_available() or config.device != "cuda") and fits(config)
+
+
+def _shape(config: RunConfig) -> tuple[object, ...]:
+    return tuple(getattr(config, name) for name in _SHAPE)
+
+
 def plan_runs(study: Study, on_model: Callable[[], None] = lambda: None) -> tuple[PlannedRun, ...]:
     """All runs of a study, each once, with the steps that budgets buy; none is timed."""
     costs: dict[tuple[object, ...], int] = {}
     found: dict[str, tuple[RunConfig, int]] = {}
     for cell in study.cells:
-        shape = tuple(getattr(cell.config, name) for name in _SHAPE)
+        shape = _shape(cell.config)
         if shape not in costs:
             cost = cost_run(cell.config)
             costs[shape] = cost.counts.macs * cost.units_per_step

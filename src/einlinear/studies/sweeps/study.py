@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from hashlib import sha256
 from itertools import product
+from math import prod
 from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.studies.config import RunConfig, toml_value
 from einlinear.studies.config_file import read_config
+from einlinear.studies.numbers import short
 
 BUDGET = "flops"
 """What a grid or base may say instead of steps: FLOPs of a run, forward and backward."""
 
+_MOST_RUNS = 100_000
 _MOST_FLOPS = 1e30  # more than all computers of the world do in a century
 _KEYS = ("name", "base", "grid")
 _FIELDS = tuple(field.name for field in fields(RunConfig))
@@ -62,6 +65,7 @@ class Study:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise _wrong("name", self.name, "a study has a name, which is a text", "give a text")
+        _check_count(self.grids)
         object.__setattr__(self, "base", _plain_table("base", self.base))
         object.__setattr__(self, "grids", tuple(_plain_table("grid", g) for g in self.grids))
         for name, value in self.base.items():
@@ -144,6 +148,33 @@ def _check_key(key: object) -> None:
     )
 
 
+def _check_count(grids: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse more runs than a sweep can hold, before any list is written out."""
+    total = 0
+    for grid in grids:
+        sizes = {name: _length(value) for name, value in _items(grid)}
+        total += prod(sizes.values())
+        if total > _MOST_RUNS:
+            longest = max(sizes, key=lambda name: sizes[name])
+            raise EinlinearError(
+                what=f"a study of {short(total)} runs or more: {longest} has "
+                f"{short(sizes[longest])} values",
+                rule=f"a study has at most {_MOST_RUNS:,} runs",
+                fix=f"give {longest} fewer values, or make several studies",
+            )
+
+
+def _items(grid: object) -> Iterable[tuple[str, Any]]:
+    return grid.items() if isinstance(grid, Mapping) else ()
+
+
+def _length(value: object) -> int:
+    """How many values a setting of a grid has, at least 1; also of a range that len cannot say."""
+    if isinstance(value, range):
+        return max(1, -(-(value.stop - value.start) // value.step))
+    return max(1, len(value)) if isinstance(value, list | tuple) else 1
+
+
 def _plain_table(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as a file has them."""
     if not isinstance(values, Mapping):
@@ -153,10 +184,13 @@ def _plain_table(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _plain(name, value) for name, value in values.items()}
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(name: str, value: Any, depth: int = 0) -> Any:
     """A value as a file has it; paths, ranges and numbers of other packages become plain ones."""
     if isinstance(value, list | tuple | range):
-        return [_plain(name, entry) for entry in value]
+        if depth > 1 or _length(value) > _MOST_RUNS:
+            rule = f"a setting has one value, or a list of at most {_MOST_RUNS:,} values"
+            raise _wrong(name, value, rule)
+        return [_plain(name, entry, depth + 1) for entry in value]
     if isinstance(value, str | bool):
         return value
     if isinstance(value, PurePath):
@@ -219,7 +253,7 @@ def _config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _wrong(name: str, value: object, rule: str, fix: str = _EXAMPLE) -> EinlinearError:
-    return EinlinearError(what=f"{name} is {value!r:.120}", rule=rule, fix=fix)
+    return EinlinearError(what=f"{name} is {quote(value)}", rule=rule, fix=fix)
 
 
 def _table(values: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,12 @@ from einlinear.studies.tasks.task import VALIDATION_BATCH, Batch, batches, rando
 _VALUES = 256
 _START = _VALUES
 
+PIXELS = SIDE * SIDE * COLOURS
+"""Values of an image."""
+
+VALUES = _VALUES + 1
+"""Tokens: the values of a pixel, and the start."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PixelTask:
@@ -32,8 +38,8 @@ class PixelTask:
     fingerprint: str
     name: str = "pixels"
     unit: str = "pixel"
-    vocab_size: int = _VALUES + 1
-    context: int = SIDE * SIDE * COLOURS
+    vocab_size: int = VALUES
+    context: int = PIXELS
 
     def batch(self, step: int, size: int, *, seed: int, share: slice | None = None) -> Batch:
         """Images chosen at random."""

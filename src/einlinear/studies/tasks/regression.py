@@ -17,6 +17,9 @@ from einlinear.errors import EinlinearError
 from einlinear.structures.values import whole_number
 from einlinear.studies.tasks.task import VALIDATION_BATCH, Batch, generator_bits, row_count
 
+IN_FEATURES = 8
+"""The width of an input, unless told otherwise."""
+
 _HIGHEST_SEED = 2**63  # seeds of runs lie below; those of the teacher and of validation above
 _WEIGHTS, _SCALE, _VALIDATION = 0, 1, 2  # what a stream of random numbers is for
 _SAMPLES = 4096  # inputs by which the teacher's answers are standardised
@@ -93,7 +96,7 @@ class RegressionTask:
 def open_regression_task(
     data: str | Path | Sequence[str | Path] | None = None,
     *,
-    in_features: int = 8,
+    in_features: int = IN_FEATURES,
     teacher_width: int = 1024,
     teacher_depth: int = 6,
     teacher_seed: int = 0,
