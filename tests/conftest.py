@@ -4,6 +4,7 @@ import sys
 
 # Several tests run at once, on as many cores: threads that wait for each other would only spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for tests that ask for more threads
 
 # Tests press Ctrl-C in processes that they start, which ignore it where this one was told to, as
 # all that a shell starts in the background are.

@@ -153,12 +153,12 @@ def _work(pipes, out, faults):
     right = run_job.train
     are_made = []
 
-    def train(config, *arguments):
+    def train(config, *arguments, **options):
         if not are_made:  # the plan, which comes before, has none
             are_made.append(_make_faulty(faults))
         with open(f"{out}.trainings", "a", encoding="utf-8") as file:
             file.write(f"{config.id}\n")
-        return right(config, *arguments)
+        return right(config, *arguments, **options)
 
     run_job.train = train
     worker.main()

@@ -114,6 +114,7 @@ ORDER = [
     "studies.counting",
     "studies.build",
     "studies.needs",
+    "studies.threads",
     "studies.state",
     "studies.evaluate",
     "studies.plan_run",

@@ -121,6 +121,7 @@ def train(
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE.toml")] = None,
     mirror: tuple[Literal["tensorboard", "wandb"], ...] = (),
+    threads: int | None = None,
 ) -> None:
     """Train a model: prints what the run will be, then its curve.
 
@@ -133,7 +134,9 @@ def train(
         out: directory of the run.
         config: a file of settings, TOML or JSON; flags come before it.
         mirror: show metrics in TensorBoard or Weights & Biases, too.
+        threads: of this process; by the size of a step unless given.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded: no spinning
     from einlinear.progress import training_bar  # torch takes a while to load
     from einlinear.studies.distributed import SharedError, numbers
     from einlinear.studies.mirrors import open_mirror
@@ -151,7 +154,9 @@ def train(
             screen.print(_plan_table(run, plan, out, step))
 
         try:
-            record = run_training(run, out, show, mirrors=mirrors, on_start=announce)
+            record = run_training(
+                run, out, show, mirrors=mirrors, on_start=announce, threads=threads
+            )
         except SharedError:
             if rank:  # the first process says it
                 raise SystemExit(0) from None

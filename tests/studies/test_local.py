@@ -264,7 +264,7 @@ def test_who_lost_its_claim_stops_and_writes_no_record(tmp_path, monkeypatch):
     config = tiny()
     others = []
 
-    def train_and_lose(config, out, report):
+    def train_and_lose(config, out, report, threads):
         def told(at):
             if not others:
                 held = out / "claim-000001"
@@ -291,7 +291,7 @@ def test_who_lost_its_claim_stops_and_writes_no_record(tmp_path, monkeypatch):
 def test_a_run_that_fails_before_its_first_step_has_a_name(tmp_path, monkeypatch):
     """Reports know a run by its config; without one nobody would see that it failed."""
 
-    def too_large(*_):
+    def too_large(*_, **__):
         raise RuntimeError("cannot allocate memory")
 
     config = tiny()

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,6 +50,8 @@ def test_costs_without_weights_are_those_of_the_run(settings):
     cost, plan = cost_run(config), plan_run(config, is_checked=False)
     assert cost.counts == plan.counts
     assert (cost.units_per_step, cost.unit) == (plan.units_per_step, plan.unit)
+    validation = plan.task.validation(config.eval_size, batch=config.batch_size)
+    assert cost.eval_rows == sum(len(batch.targets) for batch in validation)
 
 
 def test_a_budget_buys_the_steps_it_is_worth():
@@ -127,14 +130,45 @@ def test_timing_takes_the_ends_of_each_kind_and_no_longer_than_allowed():
     assert time_steps(runs, timings, seconds=100.0) == timings, "nothing is timed twice"
 
 
+def test_the_first_steps_do_not_count_and_the_median_of_the_others_does(monkeypatch):
+    """A first step takes ten times as long as others, and one in the middle is disturbed."""
+    taken = []
+
+    class Clock:
+        seconds = 0.0
+
+        def go(self):
+            taken.append([1.0, 0.1, 0.1, 0.1, 5.0, 0.1, 0.1][len(taken)])
+
+        def stop(self):
+            self.seconds += taken[-1]
+
+    state = SimpleNamespace(step=lambda number: None)
+    run = SimpleNamespace(watch=Clock(), state=state)
+    monkeypatch.setattr(estimate_module, "Run", lambda *_: run)
+    monkeypatch.setattr(estimate_module, "_STEP_SECONDS", 5.25)
+    monkeypatch.setattr(estimate_module, "_COLD_SECONDS", 1.15)
+    monkeypatch.setattr(estimate_module, "plan_run", lambda *_, **__: None)
+    assert estimate_module._timed(el.RunConfig(**BASE), 1) == pytest.approx(0.1)
+    assert len(taken) == 3 + 4, "no more than they may take"
+
+
+def test_evaluations_go_over_the_rows_that_there_are():
+    """The images of the package are 530 for validation; 10,000 are asked for."""
+    (run,) = plan_runs(Study("s", {"task": "cifar", "steps": 400}))
+    assert (run.eval_rows, run.config.eval_size) == (530, 10_000)
+    (seconds,) = estimate([run], [Timing(kind_of(run.config), run.macs, 1.0)])
+    assert seconds == pytest.approx(400 + 21 * 530 / 128 / 3)
+
+
 def test_a_run_that_cannot_be_timed_stops_nothing(monkeypatch):
     runs = plan_runs(tiny_study({"width": [16, 32]}, steps=30))
     right = estimate_module._timed
 
-    def timed(config):
+    def timed(config, threads):
         if config.width == 32:
             raise MemoryError
-        return right(config)
+        return right(config, threads)
 
     monkeypatch.setattr(estimate_module, "_timed", timed)
     assert [timing.macs for timing in time_steps(runs)] == [runs[0].macs]
@@ -145,7 +179,7 @@ def test_a_run_that_cannot_be_timed_stops_nothing(monkeypatch):
 def test_runs_that_cannot_be_timed_take_no_longer_than_others(monkeypatch):
     tried = []
 
-    def timed(config):
+    def timed(config, threads):
         tried.append(config.width)
         raise MemoryError
 

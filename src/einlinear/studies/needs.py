@@ -85,7 +85,7 @@ def needs(config: RunConfig, processes: int = 1, *, is_moved: bool = False) -> l
         is_moved: whether weights are made here and then moved to a device of its own.
     """
     length, outputs = _lengths(config)
-    sizes = (outputs, length) if config.task in SEQUENCE_TASKS else (IN_FEATURES, outputs)
+    sizes = _sizes(config)
     params = count_shape(config, sizes, length).params
     copies = 4 + 2 * bool(config.ema)  # weights, gradients, two moments; average, and at its use
     shards = processes if config.shard == "fsdp2" else 1
@@ -111,6 +111,15 @@ def needs(config: RunConfig, processes: int = 1, *, is_moved: bool = False) -> l
         return found + _regression_needs(config)
     row = 8 * 3 * (length + 1) if config.task in SEQUENCE_TASKS else 8
     return [*found, Need("a batch", max(1, rows) * row, by_rows, False)]
+
+
+def step_macs(config: RunConfig) -> int:
+    """About how many multiply-adds a step has, forward; those of a teacher included, by time."""
+    length, _ = _lengths(config)
+    macs = count_shape(config, _sizes(config), length).macs * length
+    if config.teacher_width is not None and config.teacher_depth is not None:
+        macs += max(0, config.teacher_depth - 2) * config.teacher_width**2 // 3  # it only answers
+    return macs * config.batch_size
 
 
 def check_needs(config: RunConfig, place: Place | None = None) -> None:
@@ -224,6 +233,12 @@ def _regression_needs(config: RunConfig) -> list[Need]:
         Need("a batch", row * config.batch_size, {"batch_size": 1.0}, False),
         Need("the validation set", row * config.eval_size, {"eval_size": 1.0}, False),
     ]
+
+
+def _sizes(config: RunConfig) -> tuple[int, int]:
+    """What the task decides of a model, as `build.sizes_of` has it, at least."""
+    length, outputs = _lengths(config)
+    return (outputs, length) if config.task in SEQUENCE_TASKS else (IN_FEATURES, outputs)
 
 
 def _lengths(config: RunConfig) -> tuple[int, int]:

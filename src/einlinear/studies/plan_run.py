@@ -14,7 +14,10 @@ from einlinear.studies.counting import count, counted_macs
 from einlinear.studies.needs import count_shape
 from einlinear.studies.record import Counts
 from einlinear.studies.tasks.catalogue import open_task
+from einlinear.studies.tasks.cifar import CifarTask
+from einlinear.studies.tasks.pixels import PixelTask
 from einlinear.studies.tasks.task import Batch, Task
+from einlinear.studies.tasks.text import TextTask
 
 _SETTINGS = {
     "text": ("context", "vocabulary", "rule", "validation"),
@@ -35,11 +38,12 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """Counts of a run per unit, the units of a step, and what a unit is."""
+    """Counts of a run per unit, the units of a step, what a unit is, and rows for validation."""
 
     counts: Counts
     units_per_step: int
     unit: str
+    eval_rows: int
 
 
 def plan_run(config: RunConfig, *, is_checked: bool = True) -> RunPlan:
@@ -71,7 +75,8 @@ def cost_run(config: RunConfig) -> RunCost:
     task = task_of(_with_small_teacher(config))
     row = _row(config, task)
     counts = count_shape(config, sizes_of(task), row.units)
-    return RunCost(counts, row.units * config.batch_size, task.unit)
+    rows = _eval_rows(config, task)
+    return RunCost(counts, row.units * config.batch_size, task.unit, rows)
 
 
 def _row(config: RunConfig, task: Task) -> Batch:
@@ -80,6 +85,18 @@ def _row(config: RunConfig, task: Task) -> Batch:
     length = row.inputs.shape[1] if row.inputs.dtype == torch.int64 else 1
     assert length == row.units, "a model makes one output for every unit"
     return row
+
+
+def _eval_rows(config: RunConfig, task: Task) -> int:
+    """Rows of the validation set: as many as asked for, if the data has them."""
+    available = config.eval_size
+    if isinstance(task, TextTask):
+        available = (len(task.tokens.validation) - 1) // task.context
+    elif isinstance(task, PixelTask):
+        available = len(task.test)
+    elif isinstance(task, CifarTask):
+        available = len(task.images.test_y)
+    return min(available, config.eval_size)
 
 
 def _with_small_teacher(config: RunConfig) -> RunConfig:

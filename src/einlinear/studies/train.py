@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from einlinear.errors import EinlinearError
+from einlinear.structures.values import whole_number
 from einlinear.studies.config import RunConfig
 from einlinear.studies.directory import DamagedError, RunDirectory, read_record
 from einlinear.studies.distributed import Place, check_share, from_first, joined, together
@@ -17,6 +18,7 @@ from einlinear.studies.loop import Mirror, OnProgress, Run
 from einlinear.studies.needs import check_needs
 from einlinear.studies.plan_run import RunPlan, plan_run
 from einlinear.studies.record import RunRecord
+from einlinear.studies.threads import MOST_THREADS, using_threads
 
 OnStart = Callable[[RunPlan, int], None]
 
@@ -28,6 +30,7 @@ def train(
     *,
     mirrors: Sequence[Mirror] = (),
     on_start: OnStart | None = None,
+    threads: int | None = None,
 ) -> RunRecord:
     """Train the model of a config on its task.
 
@@ -46,6 +49,8 @@ def train(
         progress: called a few times a second.
         mirrors: called with a step and numbers by name whenever a line of metrics is written.
         on_start: called with what the run will be, and the step from which it goes on.
+        threads: of torch, while it trains; by the size of a step unless given, and at most as many
+            as torch has now. They change the last bits of results, and no run's id.
     """
     if not isinstance(config, RunConfig):
         raise EinlinearError(
@@ -53,6 +58,8 @@ def train(
             rule="a run is decided by a RunConfig",
             fix='train(RunConfig(task="text", structure="btt"))',
         )
+    if threads is not None:
+        threads = whole_number(threads, "threads", 1, MOST_THREADS)
     directory = None if out is None else RunDirectory(out)
     with joined(config) as place:
         with together(place):
@@ -61,7 +68,7 @@ def train(
             with together(place):
                 return record or read_record(directory.path)
         try:
-            with _own_randomness(config, place):
+            with using_threads(config, threads), _own_randomness(config, place):
                 with together(place):
                     plan = _prepared(config, place, directory)
                 run = Run(config, place, plan, directory, mirrors)

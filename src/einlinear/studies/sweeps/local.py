@@ -258,7 +258,9 @@ def _plan(answer: Mapping[str, Any]) -> tuple[PlannedRun, ...]:
 
 def _environment(number: int, threads: int, gpus: int) -> dict[str, str]:
     """That of this process, with the package on the path, and threads and a GPU of its own."""
-    own = {**package_path(), "OMP_NUM_THREADS": str(threads)}
+    # Threads that spin while they wait take time from other processes.
+    waiting = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    own = {**package_path(), **waiting, "OMP_NUM_THREADS": str(threads)}
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = visible.split(",") if visible else [str(index) for index in range(gpus)]

@@ -30,7 +30,7 @@ class Placing:
         executor: local processes, this process (inline), Ray, or Slurm.
         processes: how many runs at once; chosen by `place` unless given, but for Ray, where it is
             the most that may be, and all that there is room for unless given.
-        threads: of each run; chosen by `place` unless given, but for inline, which keeps its own.
+        threads: of each run; chosen by `place` unless given, but for inline, by the size of a step.
         address: of a Ray cluster; one is started on this machine unless given.
         slurm: settings of Slurm jobs by name, such as {"partition": "cpu", "time": "120"}.
         gpus: of this machine.

@@ -34,6 +34,7 @@ class PlannedRun:
     """A run of a sweep.
 
     macs: multiply-adds of a step, forward.
+    eval_rows: of the validation set, which each evaluation goes through.
     label: what tells it from the others.
     seconds: about how long it takes; 0 before anything was timed.
     is_guessed: whether nothing could be timed, so that `seconds` are fit for the order alone.
@@ -41,6 +42,7 @@ class PlannedRun:
 
     config: RunConfig
     macs: int
+    eval_rows: int
     label: str
     seconds: float = 0.0
     is_guessed: bool = False
@@ -60,6 +62,7 @@ class PlannedRun:
         return {
             "config": self.config.as_dict(),
             "macs": self.macs,
+            "eval_rows": self.eval_rows,
             "label": self.label,
             "seconds": self.seconds,
             "is_guessed": self.is_guessed,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -47,8 +46,7 @@ def make_plan(
     else:  # other machines may have GPUs, and more memory
         untimed = [run for run in new if _can_be_timed(run.config)]
     if untimed and request.is_timed:
-        with _threads(request.threads):
-            timings = time_steps(untimed, timings, on_model=on_model)
+        timings = time_steps(untimed, timings, threads=request.threads, on_model=on_model)
     return tuple(
         replace(run, seconds=seconds, is_guessed=not timings)
         for run, seconds in zip(runs, estimate(runs, timings), strict=True)
@@ -73,20 +71,20 @@ def _shape(config: RunConfig) -> tuple[object, ...]:
 
 def plan_runs(study: Study, on_model: Callable[[], None] = lambda: None) -> tuple[PlannedRun, ...]:
     """All runs of a study, each once, with the steps that budgets buy; none is timed."""
-    costs: dict[tuple[object, ...], int] = {}
-    found: dict[str, tuple[RunConfig, int]] = {}
+    costs: dict[tuple[object, ...], tuple[int, int]] = {}
+    found: dict[str, tuple[RunConfig, int, int]] = {}
     for cell in study.cells:
         shape = _shape(cell.config)
         if shape not in costs:
             cost = cost_run(cell.config)
-            costs[shape] = cost.counts.macs * cost.units_per_step
+            costs[shape] = cost.counts.macs * cost.units_per_step, cost.eval_rows
             on_model()
-        config = _with_steps(cell, costs[shape])
-        found.setdefault(config.id, (config, costs[shape]))
-    labels = _labels([config for config, _ in found.values()])
+        macs, eval_rows = costs[shape]
+        config = _with_steps(cell, macs)
+        found.setdefault(config.id, (config, macs, eval_rows))
+    labels = _labels([config for config, _, _ in found.values()])
     return tuple(
-        PlannedRun(config, macs, label)
-        for (config, macs), label in zip(found.values(), labels, strict=True)
+        PlannedRun(*values, label) for values, label in zip(found.values(), labels, strict=True)
     )
 
 
@@ -126,14 +124,3 @@ def _timings(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord]) -> li
             of_its_cost = found.setdefault((kind_of(run.config), run.macs), [])
             of_its_cost.append(record.seconds / record.steps_done)
     return [Timing(kind, macs, fmean(seconds)) for (kind, macs), seconds in found.items()]
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    held = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(held)

@@ -11,8 +11,6 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-import torch
-
 from einlinear.errors import EinlinearError, cannot_write
 from einlinear.studies.config import RunConfig
 from einlinear.studies.directory import BusyError, RunDirectory
@@ -61,8 +59,6 @@ def run_job(job: Job, *, is_alone: bool = True) -> Outcome:
 
 
 def _train(job: Job, claim: Claim, is_alone: bool) -> None:
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
     if Path(job.folder).is_dir():  # another machine may lack it, and need no path of the config
         os.chdir(job.folder)
     config = RunConfig.from_dict(job.config)
@@ -79,7 +75,7 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
             place = RunDirectory(job.directory)
             place.check(config)
             place.keep_config(config)  # or a run that fails before its first step has no name
-            train(config, job.directory, report)
+            train(config, job.directory, report, threads=job.threads)
         except (_LostClaimError, BusyError):
             raise
         except Exception as error:
