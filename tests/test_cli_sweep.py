@@ -231,7 +231,7 @@ def test_the_reason_of_a_failure_in_a_line():
 
 
 def test_a_time_that_nothing_tells_is_not_told(capsys, tmp_path, study, monkeypatch):
-    monkeypatch.setattr(planner, "time_steps", lambda runs, known: known)
+    monkeypatch.setattr(planner, "time_steps", lambda runs, known, **_: known)
     given = ["--dry-run", "--executor", "inline"]
     _, printed, _ = run(capsys, "sweep", str(study), "--out", str(tmp_path / "out"), *given)
     assert "one after the other in this process; no run could be timed\n" in printed
