@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import einlinear as el
+from einlinear.studies.sweeps import study as study_module
 from einlinear.studies.sweeps.study import Study, as_study, load_study
 
 TEXT = """
@@ -181,3 +182,11 @@ def test_values_that_are_nested_or_too_many_are_named():
             el.EinlinearError, match=r"^betas is .{1,200}\n  rule: a setting has one"
         ):
             Study("s", {"betas": value})
+
+
+def test_a_pair_of_betas_is_one_value():
+    seeds = list(range(150))
+    study = Study("s", {"task": "cifar"}, ({"seed": seeds, "betas": (0.5, 0.9)},))
+    assert len(study.cells) == 150
+    assert study_module._length("betas", [0.5, 0.9]) == 1
+    assert study_module._length("betas", [(0.5, 0.9), (0.6, 0.9)]) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from hashlib import sha256
@@ -152,7 +152,7 @@ def _check_count(grids: Iterable[Mapping[str, Any]]) -> None:
     """Refuse more runs than a sweep can hold, before any list is written out."""
     total = 0
     for grid in grids:
-        sizes = {name: _length(value) for name, value in _items(grid)}
+        sizes = {name: _length(name, value) for name, value in _items(grid)}
         total += prod(sizes.values())
         if total > _MOST_RUNS:
             longest = max(sizes, key=lambda name: sizes[name])
@@ -168,8 +168,10 @@ def _items(grid: object) -> Iterable[tuple[str, Any]]:
     return grid.items() if isinstance(grid, Mapping) else ()
 
 
-def _length(value: object) -> int:
+def _length(name: str, value: object) -> int:
     """How many values a setting of a grid has, at least 1; also of a range that len cannot say."""
+    if isinstance(value, list | tuple) and _is_one(name, value):
+        return 1
     if isinstance(value, range):
         return max(1, -(-(value.stop - value.start) // value.step))
     return max(1, len(value)) if isinstance(value, list | tuple) else 1
@@ -187,7 +189,7 @@ def _plain_table(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(name: str, value: Any, depth: int = 0) -> Any:
     """A value as a file has it; paths, ranges and numbers of other packages become plain ones."""
     if isinstance(value, list | tuple | range):
-        if depth > 1 or _length(value) > _MOST_RUNS:
+        if depth > 1 or _length(name, value) > _MOST_RUNS:
             rule = f"a setting has one value, or a list of at most {_MOST_RUNS:,} values"
             raise _wrong(name, value, rule)
         return [_plain(name, entry, depth + 1) for entry in value]
@@ -203,9 +205,9 @@ def _plain(name: str, value: Any, depth: int = 0) -> Any:
     raise _wrong(name, value, "a setting is a text, a number, a flag, or a list of them", fix)
 
 
-def _is_one(name: str, value: list[Any]) -> bool:
+def _is_one(name: str, value: Sequence[Any]) -> bool:
     """Whether a list is one value, not several: only betas are a pair."""
-    return name == "betas" and not any(isinstance(entry, list) for entry in value)
+    return name == "betas" and not any(isinstance(entry, list | tuple) for entry in value)
 
 
 def _values(name: str, value: Any) -> tuple[Any, ...]:
