@@ -11,8 +11,8 @@ import torch
 
 from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig
-from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.needs import check_needs, fits
+from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.plan_run import cost_run
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.estimate import Timing, estimate, kind_of, time_steps
