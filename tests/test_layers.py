@@ -69,6 +69,7 @@ ORDER = [
     "models.lora",
     "machine",
     "studies.workers",
+    "studies.arrays",
     "studies.cifar_batches",
     "studies.images",
     "studies.landscape_runs",
@@ -79,6 +80,7 @@ ORDER = [
     "studies.landscape_sweep",
     "studies.vocabulary",
     "studies.documents",
+    "studies.token_info",
     "studies.tokens",
     "studies.token_parts",
     "studies.prepare",
@@ -188,6 +190,7 @@ WITHOUT_TORCH = [
     or name in ORDER[15:20]
 ] + [
     "studies.workers",
+    "studies.arrays",
     "studies.cifar_batches",
     "studies.images",
     "studies.landscape_runs",
@@ -196,6 +199,7 @@ WITHOUT_TORCH = [
     "studies.pixel_files",
     "studies.vocabulary",
     "studies.documents",
+    "studies.token_info",
     "studies.tokens",
     "studies.token_parts",
     "studies.prepare",

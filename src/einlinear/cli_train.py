@@ -22,7 +22,7 @@ from einlinear.terminal import console, facts_table, fitted, say
 if TYPE_CHECKING:
     from einlinear.studies.plan_run import RunPlan
     from einlinear.studies.record import RunRecord
-    from einlinear.studies.tokens import Counts
+    from einlinear.studies.token_info import Counts
 
     RunFlags = Any
 else:

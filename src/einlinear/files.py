@@ -7,10 +7,33 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePath
 from typing import Any
 
-from einlinear.errors import EinlinearError, cannot_write
+from einlinear.errors import EinlinearError, cannot_write, quote
+
+_MOST_PATHS = 1_000_000
+
+
+def as_path(value: object, name: str) -> Path:
+    """The path that a user has given; `name` says in the error what it is the path of."""
+    if isinstance(value, str | PurePath) and str(value) and "\0" not in str(value):
+        return Path(value)
+    raise EinlinearError(
+        what=f"{name} is given as {quote(value)}",
+        rule="a path is a text that is not empty, or a Path, without the character NUL",
+        fix='give the name of a file or folder in quotes, such as "runs/first"',
+    )
+
+
+def as_paths(values: object, name: str) -> list[Path]:
+    """The paths that a user has given, one or several."""
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+        given = list(islice(values, _MOST_PATHS + 1))
+        if len(given) <= _MOST_PATHS:
+            return [as_path(value, name) for value in given]
+    return [as_path(values, name)]
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:

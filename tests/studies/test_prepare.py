@@ -14,7 +14,8 @@ import pytest
 import einlinear as el
 from einlinear import EinlinearError
 from einlinear.studies import prepare, tokens
-from einlinear.studies.tokens import Counts, is_validation, open_text, open_tokens, tail_length
+from einlinear.studies.token_info import Counts, TokenInfo
+from einlinear.studies.tokens import is_validation, open_text, open_tokens, tail_length
 from studies.texts import SMALL, contents, documents, encoded, save
 
 
@@ -41,7 +42,7 @@ def test_by_hand(tmp_path):
     assert source.sha256 == hashlib.sha256(raw).hexdigest()
     assert info.counts == Counts(200, 0, 0)
     assert (info.vocabulary, info.vocab_size, info.dtype) == ("ascii", 96, "uint8")
-    assert tokens.TokenInfo.from_json(info.as_json()) == info
+    assert TokenInfo.from_json(info.as_json()) == info
 
 
 def test_in_memory_the_same(tmp_path):

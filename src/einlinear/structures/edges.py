@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import combinations
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 
 FACTOR_NAMES = "ABCDEF"
 
@@ -22,7 +22,9 @@ def normal_edge(name: object) -> str:
     """The edge in its one spelling: X or Y first, then the factors in order ("BXA" -> "XAB")."""
     if not isinstance(name, str):
         raise EinlinearError(
-            what=f"an edge is named {name!r}", rule=_RULE, fix='use a word such as "XA" or "YAB"'
+            what=f"an edge is named {quote(name)}",
+            rule=_RULE,
+            fix='use a word such as "XA" or "YAB"',
         )
     nodes = set(name)
     problem = None
@@ -38,7 +40,7 @@ def normal_edge(name: object) -> str:
         problem = "fewer than two nodes"
     if problem:
         raise EinlinearError(
-            what=f"the edge {name!r} has {problem}",
+            what=f"the edge {quote(name)} has {problem}",
             rule=_RULE,
             fix=f"use X, Y and the factors {', '.join(FACTOR_NAMES)} in capitals: XA, YAB, AB",
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.edges import FACTOR_NAMES
 from einlinear.structures.structure import Structure
 from einlinear.structures.values import exponent, fixed_size, whole_number
@@ -109,9 +109,9 @@ def _ranks(
     """The edges between neighbouring factors."""
     if rank is not None and rank_exponent is not None:
         raise EinlinearError(
-            what=f"rank={rank} and rank_exponent={rank_exponent} are both given",
+            what=f"rank={quote(rank)} and rank_exponent={quote(rank_exponent)} are both given",
             rule="a rank is either a fixed size or an exponent of the width",
-            fix=f"give one of them: rank={rank}, or rank_exponent={rank_exponent}",
+            fix=f"give one of them: rank={quote(rank)}, or rank_exponent={quote(rank_exponent)}",
         )
     size = (
         fixed_size(1 if rank is None else rank, "the rank")

@@ -16,11 +16,11 @@ from math import ceil, comb, floor, lcm, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.edges import FACTOR_NAMES, all_edges, cut
 from einlinear.structures.structure import Structure
 from einlinear.structures.taxonomy import growth_of
-from einlinear.structures.values import exponent, is_inexact, whole_number
+from einlinear.structures.values import FLOAT_DENOMINATOR, exponent, is_inexact, whole_number
 
 Range = float | Fraction | str | tuple[float | Fraction | str, float | Fraction | str] | None
 """A value, a pair (lowest, highest) that includes both ends, or None for anything."""
@@ -30,6 +30,7 @@ _MAX_UNIT = 10_000
 _BATCH = 20_000
 _MAX_DRAWS = 1_000_000  # for the first hits; a region with fewer than ten in as many is too thin
 _MAX_GRID = 2_000_000
+_MAX_COUNT = 1_000_000
 
 _Ints = NDArray[np.int64]
 
@@ -83,7 +84,7 @@ def sample_structures(
     """
     region = _region(omega, psi, nu)
     edges = _edges(num_factors)
-    count, seed = whole_number(count, "count", 0), whole_number(seed, "seed", 0)
+    count, seed = whole_number(count, "count", 0, _MAX_COUNT), whole_number(seed, "seed", 0)
     exact = [lo.denominator for lo, hi in (region.omega, region.psi, region.nu) if lo == hi]
     unit = lcm(_UNIT, *exact)
     if unit > _MAX_UNIT:
@@ -120,12 +121,13 @@ def grid_structures(
     """
     region = _region(omega, psi, nu)
     edges = _edges(num_factors)
-    denominator = whole_number(denominator, "denominator", 1)
+    denominator = whole_number(denominator, "denominator", 1, FLOAT_DENOMINATOR)
     simplices = [len(columns) + slack for columns, slack in _simplices(edges)]
     points = prod(comb(denominator + parts - 1, parts - 1) for parts in simplices)
     if points > _MAX_GRID:
         raise EinlinearError(
-            what=f"a grid of 1/{denominator} for {num_factors} factors has {points:,} points",
+            what=f"a grid of 1/{denominator} for {num_factors} factors has "
+            f"{_amount(points)} points",
             rule=f"a grid has at most {_MAX_GRID:,} points",
             fix="use a smaller denominator or fewer factors, or draw with sample_structures",
         )
@@ -151,6 +153,10 @@ def _empty(region: Region, num_factors: int, found: int, searched: str) -> Einli
     )
 
 
+def _amount(points: int) -> str:
+    return f"{points:,}" if points < 10**15 else "more than 10^15"
+
+
 def _text(bound: Fraction) -> str:
     return str(bound) if bound.denominator < _MAX_UNIT else str(float(bound))
 
@@ -165,7 +171,7 @@ def _bounds(value: Range, name: str) -> tuple[Fraction, Fraction]:
     ends = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(ends) != 2 or (low := exponent(ends[0], name)) > (high := exponent(ends[1], name)):
         raise EinlinearError(
-            what=f"{name} is {value!r}",
+            what=f"{name} is {quote(value)}",
             rule="a range is a value, or a pair (lowest, highest)",
             fix=f"write {name}=(0.25, 0.5), or {name}=0 for exactly 0",
         )

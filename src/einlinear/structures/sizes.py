@@ -16,7 +16,7 @@ from heapq import nsmallest
 from itertools import product
 from math import isqrt, log, prod, sqrt
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, shorten
 from einlinear.structures.edges import all_cuts
 from einlinear.structures.structure import Structure
 
@@ -55,7 +55,8 @@ def choose_sizes(structure: Structure, d_in: int, d_out: int) -> dict[str, int]:
 
     [sizes] = candidates(1)
     full = min(d_in, d_out)
-    if rank_bound(sizes) < full <= rank_bound(ideal | fixed) * (1 + 1e-9):
+    wanted = ideal | {edge: float(size) for edge, size in fixed.items()}
+    if rank_bound(sizes) < full <= rank_bound(wanted) * (1 + 1e-9):
         sizes = max(candidates(_ALTERNATIVES), key=lambda sizes: min(full, rank_bound(sizes)))
     return {edge: sizes[edge] for edge, _ in structure.edges}
 
@@ -77,10 +78,10 @@ def _rest(fixed: dict[str, int], side: str, width: int) -> int:
     at_side = {edge: size for edge, size in fixed.items() if side in edge}
     size = prod(at_side.values())
     if width % size:
-        near = nsmallest(3, _divisors(width), key=lambda n: abs(log(n / size)))
+        near = nsmallest(3, _divisors(width), key=lambda n: abs(log(n) - log(size)))
+        product_of = " * ".join(f"{edge}:{size}" for edge, size in at_side.items())
         raise EinlinearError(
-            what=f"the width {width} at {side} is not a multiple of "
-            + " * ".join(f"{edge}:{size}" for edge, size in at_side.items()),
+            what=f"the width {width} at {side} is not a multiple of {shorten(product_of)}",
             rule="fixed sizes are kept exactly, so their product must divide the width",
             fix=f"use sizes that divide {width}, such as {', '.join(map(str, sorted(near)))}, "
             "or an exponent",

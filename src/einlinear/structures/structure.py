@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import permutations
+from itertools import islice, permutations
 from math import lcm, prod
 from numbers import Integral
 from typing import Any
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote, shorten
 from einlinear.structures.edges import (
     FACTOR_NAMES,
     all_edges,
@@ -29,6 +29,7 @@ from einlinear.structures.values import (
 )
 
 THETA_EDGES = all_edges(2)
+_MOST = 1000  # edges that are read; there are 183 of six factors, so all others come twice
 
 
 def _entry(edge: str, value: object) -> Fraction | int:
@@ -55,7 +56,7 @@ class Structure:
         for side in ("X", "Y"):
             missing = _missing(dict(self.edges), side)
             if missing:
-                total = f"{1 - missing} in {str(self) or 'no edges'}"
+                total = f"{1 - missing} in {shorten(str(self)) or 'no edges'}"
                 raise EinlinearError(
                     what=f"the exponents at {side} add up to {total}",
                     rule="each side of the layer must use its whole width: the sum is 1",
@@ -74,11 +75,13 @@ class Structure:
     @classmethod
     def from_theta(cls, theta: Sequence[object]) -> Structure:
         """A structure of two factors from the paper's numbers: XA XB XAB YA YB YAB AB."""
-        values = (
-            tuple(theta) if isinstance(theta, Iterable) and not isinstance(theta, str) else None
-        )
-        if values is None or len(values) != len(THETA_EDGES):
-            given = f"{len(values)} numbers" if values is not None else repr(theta)
+        most = len(THETA_EDGES)
+        is_many = isinstance(theta, Iterable) and not isinstance(theta, str)
+        values = tuple(islice(theta, most + 1)) if is_many else None
+        if values is None or len(values) != most:
+            given = quote(theta)
+            if values is not None:
+                given = f"{len(values)} numbers" if len(values) <= most else f"more than {most}"
             raise EinlinearError(
                 what=f"theta is given as {given}",
                 rule=f"theta has {len(THETA_EDGES)} numbers, for {' '.join(THETA_EDGES)}",
@@ -150,7 +153,7 @@ def check_structure(structure: object) -> Structure:
     if isinstance(structure, Structure):
         return structure
     raise EinlinearError(
-        what=f"a structure is given as {structure!r:.80}",
+        what=f"a structure is given as {quote(structure)}",
         rule="a structure is a Structure value",
         fix='use el.btt(rank=2), el.parse("btt(rank=2)") or el.Structure.from_edges({...})',
     )
@@ -163,7 +166,8 @@ def _normal_edges(edges: object) -> tuple[tuple[str, Fraction | int], ...]:
         edge = normal_edge(name)
         if edge in given:
             raise EinlinearError(
-                what=f"the edge {edge} is given twice: as {given[edge]} and as {value}",
+                what=f"the edge {edge} is given twice: as {quote(given[edge])} "
+                f"and as {quote(value)}",
                 rule="each edge has one exponent or one fixed size",
                 fix="give it once, with the sum of the exponents or the product of the sizes",
             )
@@ -180,10 +184,10 @@ def _pairs(edges: object) -> list[tuple[object, object]]:
     """Names and values of edges given as a mapping or as pairs."""
     if isinstance(edges, Mapping):
         return list(edges.items())
-    pairs: list[Any] = list(edges) if isinstance(edges, Iterable) else [edges]
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+    pairs: list[Any] = list(islice(edges, _MOST)) if isinstance(edges, Iterable) else [edges]
+    if len(pairs) == _MOST or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise EinlinearError(
-            what=f"the edges are given as {edges!r:.80}",
+            what=f"the edges are given as {quote(edges)}",
             rule="edges are a mapping from the name of an edge to its exponent or fixed size",
             fix='write {"XA": "1/2", "XAB": "1/2", "YB": "1/2", "YAB": "1/2", "AB": 4}, '
             'or el.parse("btt(rank=4)")',

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from fractions import Fraction
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote, shorten
 from einlinear.structures.named import NAMED
 from einlinear.structures.structure import THETA_EDGES, Structure
 from einlinear.structures.values import exponent, fixed_size
@@ -21,6 +21,7 @@ _RULE = (
 _CALL = re.compile(r"([A-Za-z][A-Za-z_-]*)\s*(?:\((.*)\))?", re.DOTALL)
 _EDGE = re.compile(r"([A-Za-z]+)([\^:])(\S+)")
 _BARE_EDGE = re.compile(r"[XYA-F]{2,}")
+_LONGEST = 10_000  # characters; all edges of six factors with long exponents have fewer
 _THIRDS = (Fraction(1, 3), Fraction(2, 3))
 _NEAR = Fraction(1, 100)
 
@@ -35,6 +36,12 @@ def parse(text: str) -> Structure:
     if not isinstance(text, str):
         raise EinlinearError(
             what=f"a structure is given as {type(text).__name__}", rule=_RULE, fix="give a string"
+        )
+    if len(text) > _LONGEST:
+        raise EinlinearError(
+            what=f"a structure is given as a text of {len(text):,} characters, {quote(text[:40])}",
+            rule=f"a structure is a text of at most {_LONGEST:,} characters",
+            fix='give a text such as "btt(rank=2)"; name a file only where a file is asked for',
         )
     stripped = text.strip()
     if "|" in stripped:
@@ -61,9 +68,9 @@ def _number(part: str) -> Fraction | int:
 
 def _parse_named(name: str, arguments: str) -> Structure:
     if name not in NAMED:
-        near = get_close_matches(name, [*NAMED, "theta"], n=1)
+        near = get_close_matches(name[:40], [*NAMED, "theta"], n=1)
         raise EinlinearError(
-            what=f"there is no structure named {name!r}",
+            what=f"there is no structure named {quote(name)}",
             rule=_RULE,
             fix=f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(NAMED)}",
         )
@@ -74,7 +81,7 @@ def _parse_named(name: str, arguments: str) -> Structure:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in known or key in values:
             raise EinlinearError(
-                what=f"{name} has the argument {part!r}",
+                what=f"{name} has the argument {quote(part)}",
                 rule=f"{name} takes {', '.join(known) or 'no arguments'}, each once, as key=value",
                 fix=f"write {' or '.join(f'{name}({e})' for e in _examples(known))}",
             )
@@ -94,7 +101,7 @@ def _parse_edges(text: str) -> Structure:
         match = _EDGE.fullmatch(token)
         if match is None:
             raise EinlinearError(
-                what=f"cannot read {token[:40]!r} in {text[:80]!r}",
+                what=f"cannot read {quote(token[:40])} in {quote(text[:80])}",
                 rule=_RULE,
                 fix="write every edge as EDGE^exponent or EDGE:size, with spaces between",
             )
@@ -105,7 +112,7 @@ def _parse_edges(text: str) -> Structure:
             whole = int(number) if re.fullmatch(r"[0-9]{1,12}", number) else number
             pairs.append((edge, fixed_size(whole, edge)))
     if not pairs:
-        raise EinlinearError(what=f"the text {text!r} is empty", rule=_RULE, fix='try "btt"')
+        raise EinlinearError(what=f"the text {quote(text)} is empty", rule=_RULE, fix='try "btt"')
     return Structure(tuple(pairs))
 
 
@@ -123,8 +130,8 @@ def _parse_bars(text: str) -> Structure:
             if old != new
         }
         warnings.warn(
-            f"read {', '.join(sorted(changes))} in {text!r}, taking near-thirds for thirds; "
-            "write 1/3 and 2/3 to silence this",
+            f"read {shorten(', '.join(sorted(changes)))} in {quote(text)}, taking near-thirds "
+            "for thirds; write 1/3 and 2/3 to silence this",
             stacklevel=3,
         )
     return Structure.from_theta(snapped)

@@ -6,12 +6,14 @@ import re
 from fractions import Fraction
 from numbers import Integral, Rational, Real
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 
 MAX_SIZE = 10**9
 MAX_DENOMINATOR = 10**12
 FLOAT_DENOMINATOR = 10**6
 """A float is read as the fraction nearest to it whose denominator is at most this."""
+LARGEST = 2**63 - 1
+"""The largest whole number that anything may be; more would not fit into an array, or a file."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,13}(?:/[0-9]{1,13})?|[0-9]{0,9}\.[0-9]{1,15})")
 
@@ -36,7 +38,7 @@ def exponent(value: object, name: str) -> Fraction:
         exact = Fraction(float(value)).limit_denominator(FLOAT_DENOMINATOR)
     if exact is None or not 0 <= exact <= 1 or exact.denominator > MAX_DENOMINATOR:
         raise EinlinearError(
-            what=f"{name} has the exponent {_short(value)}",
+            what=f"{name} has the exponent {quote(value)}",
             rule=f"an exponent is a number from 0 to 1, as a fraction with at most "
             f"{len(str(MAX_DENOMINATOR)) - 1} digits",
             fix='write 0.5, Fraction(1, 2) or "1/2"; a fixed size is an int of 2 or more, '
@@ -56,20 +58,16 @@ def whole_number(
     value: object, name: str, lowest: int, highest: int | None = None, *, fix: str = ""
 ) -> int:
     """The value as an int of the range, both ends included."""
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if is_whole and int(value) >= lowest and (highest is None or int(value) <= highest):  # type: ignore[call-overload]
-        return int(value)  # type: ignore[call-overload, no-any-return]
+    given = None
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        given = int(value)
+        if lowest <= given <= (LARGEST if highest is None else highest):
+            return given
+    if highest is None and given is not None and given > LARGEST:
+        highest = LARGEST
     scope = f"of {lowest:,} or more" if highest is None else f"from {lowest:,} to {highest:,}"
     raise EinlinearError(
-        what=f"{name} is {_short(value)}",
+        what=f"{name} is {quote(value)}",
         rule=f"{name} is a whole number {scope}",
         fix=fix or f"give an int {scope}",
     )
-
-
-def _short(value: object) -> str:
-    """The value as text for a message, also if it has thousands of digits."""
-    if isinstance(value, Rational) and int(value.numerator) // int(value.denominator) > 10**18:
-        return "a number of very many digits"
-    text = str(value) if isinstance(value, Rational) else repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

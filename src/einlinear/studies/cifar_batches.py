@@ -4,23 +4,27 @@ The python batches are pickles, and loading a pickle may run any code that its w
 they are not loaded: the opcodes are read with pickletools, which runs nothing, and the few that
 build numbers, strings, lists and dicts are followed here. Calls stay what they are, a name and its
 arguments, and the one that stands for an array of bytes is read from its arguments.
+
+A file made to do harm can also ask for values without end: nested a million deep, or lists of lists
+of the same list. So opcodes, depth and sizes are bounded, lists and dicts are used once, and of
+what comes out only values of the expected types are looked at.
 """
 
 from __future__ import annotations
 
+import os
 import pickletools
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote, reason
+from einlinear.studies.arrays import Array
 
-Array = npt.NDArray[Any]
 _SIDE, _COLOURS, _CLASSES = 32, 3, 10
 _PIXELS = _SIDE * _SIDE * _COLOURS
 _TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -31,12 +35,15 @@ _RULE = (
     "batches or, with .bin, as binary ones"
 )
 _FIX = "unpack the archive again"
+_MOST_BYTES = 2**30  # of a file; a batch has 31 MB
+_MOST_OPCODES = 1_000_000  # a batch has 50,000
+_DEEPEST = 16  # a batch has 4
 
 
 def cifar_folder(path: Path) -> Path | None:
     """The folder of batches that a folder is or holds, if it does."""
     for folder in (path, *(path / name for name in _INNER)):
-        if any((folder / f"{_TEST}{suffix}").exists() for suffix in ("", ".bin")):
+        if any(os.path.exists(folder / f"{_TEST}{suffix}") for suffix in ("", ".bin")):
             return folder
     return None
 
@@ -65,8 +72,24 @@ def _images(planes: Array) -> Array:
     return np.ascontiguousarray(images)
 
 
+def _read_bytes(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size <= _MOST_BYTES:
+            return path.read_bytes()
+    except OSError as error:
+        raise EinlinearError(
+            what=f"cannot read {path}: {reason(error)}", rule=_RULE, fix=_FIX
+        ) from error
+    raise EinlinearError(
+        what=f"{path} has {size:,} bytes",
+        rule=f"a batch has at most {_MOST_BYTES:,} bytes; those of CIFAR-10 have 31 million",
+        fix=_FIX,
+    )
+
+
 def _read_binary(path: Path) -> tuple[Array, Array]:
-    raw = np.fromfile(path, np.uint8)
+    raw = np.frombuffer(_read_bytes(path), np.uint8)
     if not raw.size or raw.size % (_PIXELS + 1):
         raise EinlinearError(
             what=f"{path} has {raw.size:,} bytes",
@@ -78,14 +101,18 @@ def _read_binary(path: Path) -> tuple[Array, Array]:
 
 
 def _read_pickle(path: Path) -> tuple[Array, Array]:
+    raw = _read_bytes(path)
     try:
-        held = {_text(key): value for key, value in parse_pickle(path.read_bytes()).items()}
-        images, labels = _array(held["data"]), np.array(held["labels"], np.int64)
-        if images.ndim != 2 or images.shape[1] != _PIXELS or labels.shape != images.shape[:1]:
-            raise ValueError(f"it has data of shape {images.shape} and {labels.shape} labels")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        batch = parse_pickle(raw)
+        if not isinstance(batch, dict):
+            raise ValueError("it is no dict")
+        held = {_text(key): value for key, value in batch.items()}
+        images, labels = _array(held["data"]), _labels(held["labels"])
+        if len(labels) != len(images):
+            raise ValueError(f"it has {len(images):,} images and {len(labels):,} labels")
+    except (ValueError, KeyError) as error:
         raise EinlinearError(
-            what=f"cannot read {path}: {type(error).__name__}: {error}",
+            what=f"cannot read {path}: {type(error).__name__}: {reason(error)}",
             rule='a python batch is a pickled dict with "data", an array of bytes with 3,072 to '
             'an image, and "labels"; a pickle that calls for anything else is not followed',
             fix=_FIX,
@@ -115,51 +142,90 @@ class _Name:
 class _Call:
     """A call that a pickle would make, and the state that it would set."""
 
-    function: object
+    function: _Name
     arguments: tuple[Any, ...]
     state: Any = None
 
 
-_MARK = object()
+_MANY = (list, tuple, dict, _Call)
+_ONCE = (list, dict, _Call)  # what can be changed after it was made
 
 
 class _Stack:
-    """The stack and the memo of the pickle machine."""
+    """The stack and the memo of the pickle machine, within bounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_copied: int) -> None:
         self.items: list[Any] = []
+        self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.depths: dict[int, int] = {}  # of all that holds something, by its id
+        self.kept: list[Any] = []  # so that no id is given twice
+        self.left = most_copied
 
-    def push(self, item: Any) -> None:
+    def push(self, item: Any, *parts: Any) -> None:
+        """Put a value on the stack, made of some parts."""
+        if isinstance(item, _MANY):
+            self.kept.append(item)
+            self.depths[id(item)] = 1
+            self.deepen(item, parts)
         self.items.append(item)
 
+    def deepen(self, item: Any, parts: Iterable[Any]) -> None:
+        """Take note that some parts are put into a value."""
+        depth = 1 + max((self.depths.get(id(part), 0) for part in parts), default=0)
+        self.depths[id(item)] = max(depth, self.depths[id(item)])
+        if depth > _DEEPEST:
+            raise ValueError(f"the pickle is nested more than {_DEEPEST} deep")
+
+    def top(self, kind: type) -> Any:
+        """The value on top of the stack, if it is of a kind."""
+        if not self.items or not isinstance(self.items[-1], kind):
+            raise ValueError("the pickle adds to something that is no list, dict or array")
+        return self.items[-1]
+
     def pop(self, count: int = 1) -> list[Any]:
-        if len(self.items) < count:
+        """So many values off the stack, of those since the last mark."""
+        if len(self.items) - (self.marks[-1] if self.marks else 0) < count:
             raise ValueError("the pickle takes more than it has")
         taken = self.items[-count:]
         del self.items[-count:]
         return taken
 
     def pop_to_mark(self) -> list[Any]:
-        place = max(i for i, item in enumerate(self.items) if item is _MARK)
-        taken = self.items[place + 1 :]
+        """All values since the last mark."""
+        if not self.marks:
+            raise ValueError("the pickle takes more than it has")
+        place = self.marks.pop()
+        taken = self.items[place:]
         del self.items[place:]
         return taken
+
+    def copied(self, count: int) -> None:
+        """Count what is made a second time: a file needs no more of it than it has bytes."""
+        self.left -= count
+        if self.left < 0:
+            raise ValueError("the pickle grows beyond its own size")
 
 
 def parse_pickle(data: bytes) -> Any:
     """What a pickle of plain values stands for, without running it; calls stay calls."""
-    stack = _Stack()
-    for opcode, argument, _ in pickletools.genops(data):
-        name = opcode.name
-        if name == "STOP":
-            return stack.pop()[0]
-        if name in _PUSHES:
-            stack.push(_PUSHES[name](argument))
-        elif name in _STEPS:
-            _STEPS[name](stack, argument)
-        elif name not in ("PROTO", "FRAME"):
-            raise ValueError(f"the pickle has the opcode {name}, which plain data does not need")
+    stack = _Stack(len(data))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # strange escapes in texts of old pickles
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            name = opcode.name
+            if count == _MOST_OPCODES:
+                raise ValueError(f"the pickle has more than {_MOST_OPCODES:,} opcodes")
+            if name == "STOP":
+                return stack.pop()[0]
+            if name in _PUSHES:
+                stack.push(_PUSHES[name](argument))
+            elif name in _STEPS:
+                _STEPS[name](stack, argument)
+            elif name not in ("PROTO", "FRAME"):
+                raise ValueError(
+                    f"the pickle has the opcode {name}, which plain data does not need"
+                )
     raise ValueError("the pickle does not end")
 
 
@@ -188,56 +254,50 @@ _PUSHES: dict[str, Callable[[Any], Any]] = {
     "EMPTY_LIST": lambda _: [],
     "EMPTY_DICT": lambda _: {},
     "EMPTY_TUPLE": lambda _: (),
-    "MARK": lambda _: _MARK,
     "GLOBAL": _global,
 }
 
 
-def _set_items(stack: _Stack, pairs: list[Any]) -> None:
-    stack.items[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
+def _mark(stack: _Stack, _: Any) -> None:
+    stack.marks.append(len(stack.items))
 
 
 def _put(stack: _Stack, place: int) -> None:
+    if not stack.items:
+        raise ValueError("the pickle takes more than it has")
     stack.memo[place] = stack.items[-1]
 
 
-def _call(stack: _Stack, _: Any) -> None:
-    function, arguments = stack.pop(2)
-    if function == _Name("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
-        stack.push(arguments[0].encode("latin-1"))
-    else:
-        stack.push(_Call(function, tuple(arguments)))
+def _get(stack: _Stack, place: int) -> None:
+    item = stack.memo.get(place, stack)
+    if item is stack:
+        raise ValueError("the pickle refers to a value that it does not have")
+    if isinstance(item, _ONCE):
+        raise ValueError("the pickle uses a list, dict or array twice, which plain data need not")
+    stack.items.append(item)
 
 
-def _build(stack: _Stack, _: Any) -> None:
-    (state,) = stack.pop()
-    if not isinstance(stack.items[-1], _Call):
-        raise ValueError("the pickle sets the state of something that is no array")
-    stack.items[-1].state = state
+def _tuple(stack: _Stack, items: list[Any]) -> None:
+    stack.push(tuple(items), *items)
 
 
-_STEPS: dict[str, Callable[[_Stack, Any], None]] = {
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda s, place: _put(s, int(place))),
-    "MEMOIZE": lambda s, _: _put(s, len(s.memo)),
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda s, place: s.push(s.memo[int(place)])),
-    "TUPLE": lambda s, _: s.push(tuple(s.pop_to_mark())),
-    "TUPLE1": lambda s, _: s.push(tuple(s.pop(1))),
-    "TUPLE2": lambda s, _: s.push(tuple(s.pop(2))),
-    "TUPLE3": lambda s, _: s.push(tuple(s.pop(3))),
-    "LIST": lambda s, _: s.push(s.pop_to_mark()),
-    "APPEND": lambda s, _: s.items[-2].append(s.pop()[0]),
-    "APPENDS": lambda s, _: _extend(s, s.pop_to_mark()),
-    "DICT": lambda s, _: _new_dict(s, s.pop_to_mark()),
-    "SETITEM": lambda s, _: _set_items(s, s.pop(2)),
-    "SETITEMS": lambda s, _: _set_items(s, s.pop_to_mark()),
-    "STACK_GLOBAL": lambda s, _: s.push(_Name(*s.pop(2))),
-    "REDUCE": _call,
-    "BUILD": _build,
-}
+def _list(stack: _Stack, items: list[Any]) -> None:
+    stack.push(items, *items)
 
 
 def _extend(stack: _Stack, items: list[Any]) -> None:
-    stack.items[-1].extend(items)
+    held = stack.top(list)
+    held.extend(items)
+    stack.deepen(held, items)
+
+
+def _set_items(stack: _Stack, pairs: list[Any]) -> None:
+    held = stack.top(dict)
+    keys, values = pairs[::2], pairs[1::2]
+    if len(keys) != len(values) or not all(isinstance(key, str | bytes) for key in keys):
+        raise ValueError("the pickle has a dict whose keys are no texts")
+    held.update(zip(keys, values, strict=True))
+    stack.deepen(held, values)
 
 
 def _new_dict(stack: _Stack, pairs: list[Any]) -> None:
@@ -245,19 +305,80 @@ def _new_dict(stack: _Stack, pairs: list[Any]) -> None:
     _set_items(stack, pairs)
 
 
-def _text(key: str | bytes) -> str:
-    return key.decode("latin-1") if isinstance(key, bytes) else key
+def _named(stack: _Stack, _: Any) -> None:
+    module, name = stack.pop(2)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise ValueError("the pickle has a name that is no text")
+    stack.push(_Name(module, name))
+
+
+def _call(stack: _Stack, _: Any) -> None:
+    function, arguments = stack.pop(2)
+    if not isinstance(function, _Name) or not isinstance(arguments, tuple):
+        raise ValueError("the pickle calls something that has no name")
+    if function == _Name("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+        if not arguments or not isinstance(arguments[0], str):
+            raise ValueError("the pickle encodes something that is no text")
+        stack.copied(len(arguments[0]))
+        stack.push(arguments[0].encode("latin-1"))
+    else:
+        stack.push(_Call(function, arguments), arguments)
+
+
+def _build(stack: _Stack, _: Any) -> None:
+    (state,) = stack.pop()
+    call = stack.top(_Call)
+    call.state = state
+    stack.deepen(call, [state])
+
+
+_STEPS: dict[str, Callable[[_Stack, Any], None]] = {
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda s, place: _put(s, int(place))),
+    "MEMOIZE": lambda s, _: _put(s, len(s.memo)),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda s, place: _get(s, int(place))),
+    "MARK": _mark,
+    "TUPLE": lambda s, _: _tuple(s, s.pop_to_mark()),
+    "TUPLE1": lambda s, _: _tuple(s, s.pop(1)),
+    "TUPLE2": lambda s, _: _tuple(s, s.pop(2)),
+    "TUPLE3": lambda s, _: _tuple(s, s.pop(3)),
+    "LIST": lambda s, _: _list(s, s.pop_to_mark()),
+    "APPEND": lambda s, _: _extend(s, s.pop()),
+    "APPENDS": lambda s, _: _extend(s, s.pop_to_mark()),
+    "DICT": lambda s, _: _new_dict(s, s.pop_to_mark()),
+    "SETITEM": lambda s, _: _set_items(s, s.pop(2)),
+    "SETITEMS": lambda s, _: _set_items(s, s.pop_to_mark()),
+    "STACK_GLOBAL": _named,
+    "REDUCE": _call,
+    "BUILD": _build,
+}
+
+
+def _text(key: Any) -> str:
+    return key.decode("latin-1") if isinstance(key, bytes) else str(key)
+
+
+def _labels(values: Any) -> Array:
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError("its labels are no list of whole numbers")
+    wrong = next((value for value in values if not 0 <= value < 256), None)
+    if wrong is not None:
+        raise ValueError(f"it has the label {quote(wrong)}")
+    return np.array(values, np.int64)
 
 
 def _array(call: Any) -> Array:
-    """The array of bytes that a call of numpy's would make."""
-    is_array = isinstance(call, _Call) and getattr(call.function, "name", "") == "_reconstruct"
-    if not is_array or not isinstance(call.state, tuple):
+    """The array of bytes that a call of numpy's would make: a row of 3,072 for each image."""
+    state = call.state if isinstance(call, _Call) and call.function.name == "_reconstruct" else ()
+    if not isinstance(state, tuple) or len(state) != 5:
         raise ValueError("its data is no array")
-    _, shape, kind, is_fortran, raw = call.state
-    if not isinstance(kind, _Call) or _text(kind.arguments[0]) not in ("u1", "|u1"):
+    _, shape, kind, is_fortran, raw = state
+    codes = kind.arguments[:1] if isinstance(kind, _Call) else ()
+    if not codes or codes[0] not in ("u1", "|u1", b"u1", b"|u1"):
         raise ValueError("its data is no array of bytes")
-    if not isinstance(raw, bytes) or len(raw) != prod(shape):
+    is_shape = isinstance(shape, tuple) and [type(size) for size in shape] == [int, int]
+    if not is_shape or shape[1] != _PIXELS:
+        raise ValueError(f"it has data of shape {quote(shape)}")
+    if not isinstance(raw, bytes) or len(raw) != shape[0] * _PIXELS:
         raise ValueError("its array has another size than its shape says")
     order: Any = "F" if is_fortran else "C"
     array: Array = np.frombuffer(raw, np.uint8).reshape(shape, order=order)

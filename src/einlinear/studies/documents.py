@@ -5,14 +5,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, reason, shorten
+from einlinear.files import as_path, parse_object
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -46,7 +47,8 @@ class Reading:
 
 def find_sources(sources: Source | Sequence[Source]) -> tuple[Source, ...]:
     """The files of files and folders, those of a folder in the order of their names."""
-    given = [sources] if isinstance(sources, (str, Path)) else list(sources)
+    is_many = isinstance(sources, Iterable) and not isinstance(sources, (str, bytes))
+    given = list(sources) if is_many else [sources]
     found = tuple(file for source in given for file in _files(source))
     if not found:
         raise EinlinearError(what="no text is given", rule=_RULE, fix="name a file or a folder")
@@ -54,10 +56,10 @@ def find_sources(sources: Source | Sequence[Source]) -> tuple[Source, ...]:
 
 
 def _files(source: Source) -> list[Source]:
-    if str(source).startswith(HUB):
-        return [str(source)]
-    path = Path(source)
-    if path.is_dir():
+    if isinstance(source, str) and source.startswith(HUB):
+        return [source]
+    path = as_path(source, "a text")
+    if os.path.isdir(path):
         files = sorted(file for file in path.rglob("*") if _is_text(file) and file.is_file())
         if not files:
             raise EinlinearError(
@@ -76,7 +78,7 @@ def _is_text(path: Path) -> bool:
 
 def _check(path: Path) -> None:
     what = ""
-    if not path.exists():
+    if not os.path.exists(path):
         what = f"there is no file {path}"
     elif not _is_text(path):
         what = f"{path} is not named as a text"
@@ -118,7 +120,7 @@ def _from_file(path: Path, reading: Reading) -> Iterator[bytes]:
                 yield from _documents(cast("IO[bytes]", buffered), path, is_lines)
     except (OSError, EOFError, zlib.error) as error:
         raise EinlinearError(
-            what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
+            what=f"cannot read {path}: {reason(error)}",
             rule=_RULE,
             fix="check that the file is whole and may be read",
         ) from error
@@ -192,14 +194,17 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
-            yield text.replace("\r\n", "\n").encode("utf-8", errors="replace")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            text = parse_object(line)["text"]
+            if not isinstance(text, str):
+                raise ValueError('its "text" is no text')
+        except (ValueError, KeyError) as error:
             raise EinlinearError(
-                what=f"line {number} of {path} holds no text: {type(error).__name__}: {error}",
+                what=f"line {number} of {path} holds no text: {type(error).__name__}: "
+                f"{reason(error)}",
                 rule='every line is a JSON object with a text as "text"',
                 fix="repair or delete that line",
             ) from error
+        yield text.replace("\r\n", "\n").encode("utf-8", errors="replace")
 
 
 def _from_hub(name: str, reading: Reading) -> Iterator[bytes]:
@@ -207,7 +212,7 @@ def _from_hub(name: str, reading: Reading) -> Iterator[bytes]:
         from datasets import load_dataset
     except ImportError as error:
         raise EinlinearError(
-            what=f"{HUB}{name} needs the package datasets, which is not installed",
+            what=f"{HUB}{shorten(name)} needs the package datasets, which is not installed",
             rule="datasets is an extra of the package",
             fix='pip install "einlinear[hub]"',
         ) from error
@@ -220,7 +225,7 @@ def _from_hub(name: str, reading: Reading) -> Iterator[bytes]:
             yield document
     except Exception as error:  # what goes wrong on a network has no common name
         raise EinlinearError(
-            what=f"cannot read {HUB}{name}: {type(error).__name__}: {error}",
+            what=f"cannot read {HUB}{shorten(name)}: {type(error).__name__}: {reason(error)}",
             rule='the data set has a split "train" whose rows have a "text"',
             fix="check the name and the network; the same command again goes on where it stopped",
         ) from error

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, reason
+from einlinear.files import as_path
+from einlinear.structures.values import whole_number
+from einlinear.studies.arrays import open_arrays
 from einlinear.studies.cifar_batches import cifar_folder, read_cifar
 
 _KEYS = ("train_x", "train_y", "test_x", "test_y")
@@ -21,6 +23,7 @@ _RULE = (
     "train_y and test_y (whole numbers, the classes, from 0), or a folder of CIFAR-10's batches"
 )
 _NUM_CLASSES = 10
+_MOST_CLASSES = 65_536
 _TEST_SHARE = 4  # one patch in so many is for testing
 
 
@@ -44,8 +47,10 @@ def load_images(path: str | Path | None = None, pool: int = 1) -> Images:
     Those of the package are 2,120 patches of two photographs. The task made of them: given the left
     half of a patch, say in which tenth of all patches the brightness of its right half lies.
     """
-    parts = patch_halves() if path is None else _read(Path(path))
-    name = "photo patches" if path is None else Path(path).stem
+    pool = whole_number(pool, "pool", 1)
+    file = None if path is None else as_path(path, "the file of images")
+    parts = patch_halves() if file is None else _read(file)
+    name = "photo patches" if file is None else file.stem
     digest = hashlib.sha256(f"pool {pool}".encode())
     for key in _KEYS:
         digest.update(f"{key} {parts[key].shape} {parts[key].dtype}".encode())
@@ -84,18 +89,19 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     if folder is not None:
         return read_cifar(folder)
     try:
-        with np.load(path, allow_pickle=False) as held:
-            parts = {key: held[key] for key in _KEYS}
-    except KeyError as error:
+        with open_arrays(path) as arrays:
+            missing = [key for key in _KEYS if key not in arrays.names]
+            parts = {} if missing else {key: arrays.read(key) for key in _KEYS}
+    except (OSError, ValueError) as error:
         raise EinlinearError(
-            what=f"{path} lacks a key: {error.args[0]}", rule=_RULE, fix="add it with numpy.savez"
-        ) from error
-    except (OSError, ValueError, BadZipFile, EOFError, AttributeError, TypeError) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
+            what=f"cannot read {path}: {reason(error)}",
             rule=_RULE,
             fix="name such a file, or leave the data out for the patches in the package",
         ) from error
+    if missing:
+        raise EinlinearError(
+            what=f"{path} lacks a key: {missing[0]}", rule=_RULE, fix="add it with numpy.savez"
+        )
     for part in ("train", "test"):
         _check(parts[f"{part}_x"], parts[f"{part}_y"], f"{part} of {path}")
     shapes = [parts[key].shape[1:] for key in ("train_x", "test_x")]
@@ -117,6 +123,12 @@ def _check(x: npt.NDArray[Any], y: npt.NDArray[Any], name: str) -> None:
             f"classes of shape {y.shape} and dtype {y.dtype}",
             rule=_RULE,
             fix="add an axis for the colour if there is none; number the classes from 0",
+        )
+    if y.max() >= _MOST_CLASSES:
+        raise EinlinearError(
+            what=f"{name} has the class {y.max()}",
+            rule=f"classes are numbered from 0; there are at most {_MOST_CLASSES:,}",
+            fix="number the classes from 0, without gaps",
         )
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote, reason, shorten
+from einlinear.files import as_paths
+from einlinear.studies.arrays import Array, Arrays, Header, open_arrays, read_exactly
 from einlinear.studies.cifar_batches import cifar_folder, read_cifar
 
-Array = npt.NDArray[Any]
 SIDE, COLOURS = 8, 3
 
 _RULE = (
@@ -24,7 +25,8 @@ _RULE = (
     "(uint8; image, row, column, colour; sides multiples of 8), or a folder of CIFAR-10"
 )
 _FIX = "name such files, or leave the data out for the patches in the package"
-_BLOCK = 4096  # images read at once
+_BLOCK = 4096  # images read at once,
+_BLOCK_BYTES = 2**26  # if they are not larger than this together
 _TEST_SHARE = 10  # one image in so many is for validation, where a file does not say which
 _MOST_TESTS = 10_000
 
@@ -51,15 +53,15 @@ def load_pictures(data: str | Path | Sequence[str | Path] | None = None) -> Pict
         file = resources.files("einlinear").joinpath("studies/data/photo_patches_8x8.npz")
         with resources.as_file(file) as path:
             return _split(_read(path)["x"])
-    paths = [Path(data)] if isinstance(data, (str, Path)) else [Path(path) for path in data]
-    if len(paths) == 1 and paths[0].is_dir():
+    paths = as_paths(data, "a file of pixels")
+    if len(paths) == 1 and os.path.isdir(paths[0]):
         folder = cifar_folder(paths[0])
         if folder is not None:
             held = read_cifar(folder)
             return Pictures(*(box_average(held[key], str(folder)) for key in ("train_x", "test_x")))
         paths = sorted(paths[0].glob("*.npz"))
     if not paths:
-        raise EinlinearError(what=f"{data} holds no .npz files", rule=_RULE, fix=_FIX)
+        raise EinlinearError(what=f"{quote(data)} holds no .npz files", rule=_RULE, fix=_FIX)
     parts = [_parts(_read(path)) for path in paths]
     return Pictures(
         np.concatenate([part.train for part in parts]),
@@ -89,66 +91,51 @@ def _split(images: Array) -> Pictures:
 def _read(path: Path) -> dict[str, Array]:
     """The images of a file by their keys, averaged while they are read."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            held = {name.removesuffix(".npy") for name in archive.namelist()}
+        with open_arrays(path) as arrays:
+            held = set(arrays.names)
             chosen: tuple[str, ...] = ("train_x", "test_x")
             if not held.issuperset(chosen):
                 chosen = tuple(key for key in ("x", "X") if key in held)[:1]
             if not chosen:
                 raise EinlinearError(
-                    what=f"{path} has the keys {', '.join(sorted(held)) or 'none'}",
+                    what=f"{path} has the keys {shorten(', '.join(sorted(held))) or 'none'}",
                     rule=_RULE,
                     fix="save the images as x with numpy.savez",
                 )
-            return {key: _averaged(archive, key, path) for key in chosen}
+            return {key: _averaged(arrays, key, path) for key in chosen}
     except EinlinearError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         raise EinlinearError(
-            what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
-            rule=_RULE,
-            fix=_FIX,
+            what=f"cannot read {path}: {reason(error)}", rule=_RULE, fix=_FIX
         ) from error
 
 
-def _averaged(archive: zipfile.ZipFile, key: str, path: Path) -> Array:
+def _averaged(arrays: Arrays, key: str, path: Path) -> Array:
     """An array of the file, block by block: a part of CIFAR-5M has three gigabytes."""
-    with archive.open(f"{key}.npy") as file:
-        shape, is_fortran, dtype = _header(file)
+    with arrays.open(key) as (header, file):
         name = f"{key} of {path}"
-        if len(shape) != 4 or dtype != np.uint8 or is_fortran or not shape[0]:
-            raise _wrong(name, shape, dtype)
-        blocks = [box_average(block, name) for block in _blocks(file, shape)]
+        shape = header.shape
+        if len(shape) != 4 or header.dtype != np.uint8 or header.is_fortran or not header.size:
+            raise _wrong(name, shape, header.dtype)
+        _check_shape(shape, header.dtype, name)
+        blocks = [box_average(block, name) for block in _blocks(file, header)]
     return np.concatenate(blocks)
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if read is None:
-        raise ValueError(f"its arrays have the format {version}")
-    shape, is_fortran, dtype = read(file)
-    return shape, is_fortran, dtype
-
-
-def _blocks(file: IO[bytes], shape: tuple[int, ...]) -> Iterator[Array]:
-    size = int(np.prod(shape[1:]))
-    for begin in range(0, shape[0], _BLOCK):
-        count = min(_BLOCK, shape[0] - begin)
-        raw = file.read(count * size)
-        if len(raw) < count * size:
-            raise ValueError("it ends too early")
-        yield np.frombuffer(raw, np.uint8).reshape(count, *shape[1:])
+def _blocks(file: IO[bytes], header: Header) -> Iterator[Array]:
+    count, *image = header.shape
+    size = prod(image)
+    step = max(1, min(_BLOCK, _BLOCK_BYTES // size))
+    for begin in range(0, count, step):
+        rows = min(step, count - begin)
+        yield np.frombuffer(read_exactly(file, rows * size), np.uint8).reshape(rows, *image)
 
 
 def box_average(images: Array, name: str) -> Array:
     """The images at 8 x 8 pixels, each the mean of its box, halves rounded up."""
     count, rows, columns, colours = images.shape
-    if colours != COLOURS or not rows or not columns or rows % SIDE or columns % SIDE:
-        raise _wrong(name, images.shape, images.dtype)
+    _check_shape(images.shape, images.dtype, name)
     if (rows, columns) == (SIDE, SIDE):
         return images
     down, right = rows // SIDE, columns // SIDE
@@ -157,7 +144,13 @@ def box_average(images: Array, name: str) -> Array:
     return means.astype(np.uint8)
 
 
+def _check_shape(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
+    _, rows, columns, colours = shape
+    if colours != COLOURS or not rows or not columns or rows % SIDE or columns % SIDE:
+        raise _wrong(name, shape, dtype)
+
+
 def _wrong(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> EinlinearError:
     return EinlinearError(
-        what=f"{name} has images of shape {shape} and dtype {dtype}", rule=_RULE, fix=_FIX
+        what=f"{name} has images of shape {quote(shape)} and dtype {dtype}", rule=_RULE, fix=_FIX
     )

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
-from einlinear.errors import EinlinearError, cannot_write
+from einlinear.errors import EinlinearError, cannot_write, shorten
+from einlinear.files import as_path
 from einlinear.structures.values import whole_number
 from einlinear.studies.documents import Reading, Source, find_sources, read_documents, size_of
+from einlinear.studies.token_info import INFO, SourceFacts, TokenInfo, read_info
 from einlinear.studies.token_parts import (
     PARTS,
     Chunk,
@@ -25,12 +27,14 @@ from einlinear.studies.token_parts import (
     read_part,
     write_part,
 )
-from einlinear.studies.tokens import INFO, SHARE, SourceFacts, TokenInfo, check_share, read_info
+from einlinear.studies.tokens import SHARE, check_share
 from einlinear.studies.vocabulary import check_rule, open_vocabulary
 from einlinear.studies.workers import Progress, worker_pool
 
 CHUNK = 4 * 2**20
 """About how many bytes of text a part is made of."""
+LONGEST_CHUNK = 2**30
+MOST_PROCESSES = 1024
 
 _MEGABYTE = 10**6
 
@@ -68,13 +72,13 @@ def prepare(
     settings = Settings(open_vocabulary(vocabulary).name, check_rule(rule), share)
     if processes is None:
         processes = os.cpu_count() or 1
-    processes = whole_number(processes, "processes", 1)
-    chunk_bytes = whole_number(chunk_bytes, "chunk_bytes", 1)
+    processes = whole_number(processes, "processes", 1, MOST_PROCESSES)
+    chunk_bytes = whole_number(chunk_bytes, "chunk_bytes", 1, LONGEST_CHUNK)
     uses = [("train", source) for source in find_sources(sources)]
     if validation is not None:
         uses += [("validation", source) for source in find_sources(validation)]
-    out = Path(out)
-    if (out / INFO).exists():
+    out = as_path(out, "the folder for tokens")
+    if os.path.exists(out / INFO):
         return _finished(out, settings, uses)
     sizes = [size_of(source) for _, source in uses]
     total = 0 if None in sizes else sum(size or 0 for size in sizes)
@@ -105,13 +109,17 @@ def _finished(out: Path, settings: Settings, uses: Sequence[tuple[str, Source]])
     )
     if held != settings or known != asked or is_changed:
         raise EinlinearError(
-            what=f"{out} holds tokens of {', '.join(name for _, name in known)} by {held}, and "
-            f"asked for are {', '.join(name for _, name in asked)} by {settings}"
+            what=f"{out} holds tokens of {_names(known)} by {shorten(str(held))}, and asked for "
+            f"are {_names(asked)} by {settings}"
             + (", which have changed since" if is_changed else ""),
             rule="a folder that is finished is not written again",
             fix="choose another folder, or delete this one",
         )
     return info
+
+
+def _names(uses: Sequence[tuple[str, str]]) -> str:
+    return shorten(", ".join(name for _, name in uses))
 
 
 def _name(source: Source) -> str:

@@ -10,21 +10,26 @@ import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from einlinear.errors import EinlinearError
 from einlinear.files import parse_object, write_whole
-from einlinear.studies.tokens import (
-    BLOCK,
+from einlinear.structures.values import whole_number
+from einlinear.studies.token_info import (
     INFO,
     Counts,
     SourceFacts,
     Stream,
     TokenInfo,
+    read_counts,
+)
+from einlinear.studies.tokens import (
+    BLOCK,
     check_kept,
     encode_documents,
     stored_dtype,
@@ -98,10 +103,15 @@ def write_part(path: Path, digest: str, chunk: Chunk, settings: Settings) -> Non
         "digest": digest,
         "train_bytes": len(train),
         "bytes": len(body),
-        "checksum": zlib.crc32(body),
         "counts": asdict(encoding.counts),
     }
-    write_whole(path, json.dumps(header).encode() + b"\n" + body)
+    sealed = header | {"checksum": _checksum(header, body)}
+    write_whole(path, json.dumps(sealed).encode() + b"\n" + body)
+
+
+def _checksum(header: Mapping[str, Any], body: bytes) -> int:
+    """Of all that a part holds: a changed number of its header would cut it elsewhere."""
+    return zlib.crc32(body, zlib.crc32(json.dumps(header, sort_keys=True).encode()))
 
 
 def read_part(path: Path, digest: str | None = None) -> Part | None:
@@ -109,12 +119,13 @@ def read_part(path: Path, digest: str | None = None) -> Part | None:
     try:
         line, _, body = path.read_bytes().partition(b"\n")
         header = parse_object(line)
-        is_whole = (len(body), zlib.crc32(body)) == (header["bytes"], header["checksum"])
+        checksum = header.pop("checksum")
+        is_whole = len(body) == header["bytes"] and _checksum(header, body) == checksum
         if not is_whole or digest not in (None, header["digest"]):
             return None
-        cut = header["train_bytes"]
-        return Part(body[:cut], body[cut:], Counts(**header["counts"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        cut = whole_number(header["train_bytes"], "train_bytes", 0, len(body))
+        return Part(body[:cut], body[cut:], read_counts(header["counts"]))
+    except (OSError, ValueError, KeyError, RecursionError):
         return None
 
 

@@ -8,108 +8,33 @@ than it says, there is nothing to read.
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote, reason, shorten
+from einlinear.files import as_path
 from einlinear.studies.documents import Reading, Source, find_sources, read_documents, size_of
+from einlinear.studies.token_info import FIX, INFO, Counts, Stream, read_info
 from einlinear.studies.vocabulary import Rule, Vocabulary, check_rule, open_vocabulary
 
 Array = npt.NDArray[Any]
-INFO = "tokens.json"
-VERSION = 1
 BLOCK = 2**24
 """A checksum is of so many bytes of a file."""
 IN_MEMORY = 2**26
 """Texts up to so many bytes need not be prepared."""
+UNPACKED = 2**30
+"""The same for texts in .gz files, in bytes after they are unpacked."""
 SHARE = 0.02
 """Of the documents, for validation, unless told otherwise."""
 
 _CHECKED = 16  # blocks whose checksums are compared when a folder is opened
-_FIX = "delete the folder and prepare the text again"
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What became of documents: how many there were, and what was dropped."""
-
-    documents: int = 0
-    documents_dropped: int = 0
-    characters_dropped: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        pairs = zip(self.parts(), other.parts(), strict=True)
-        return Counts(*(mine + others for mine, others in pairs))
-
-    def parts(self) -> tuple[int, int, int]:
-        """The three numbers."""
-        return self.documents, self.documents_dropped, self.characters_dropped
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A file of tokens: how many there are, and the crc32 of every block of bytes."""
-
-    tokens: int
-    checksums: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFacts:
-    """A text that was read; sha256 is of the file as it is on the disk."""
-
-    name: str
-    size: int
-    sha256: str
-    use: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenInfo:
-    """What tokens.json says.
-
-    validation_share is None where texts for validation were given. tail is how many tokens at the
-    end of the training text were used for validation, because too few documents were.
-    """
-
-    vocabulary: str
-    vocab_size: int
-    dtype: str
-    rule: str
-    validation_share: float | None
-    tail: int
-    counts: Counts
-    train: Stream
-    validation: Stream
-    sources: tuple[SourceFacts, ...]
-    version: int = VERSION
-
-    def as_json(self) -> str:
-        """The text of tokens.json."""
-        return json.dumps(asdict(self), indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> TokenInfo:
-        """The same back; ValueError, KeyError or TypeError if something is missing or wrong."""
-        held = json.loads(text)
-        if held["version"] != VERSION:
-            raise ValueError(f"its version is {held['version']}, and this is version {VERSION}")
-        streams = {
-            part: Stream(int(held[part]["tokens"]), tuple(map(int, held[part]["checksums"])))
-            for part in ("train", "validation")
-        }
-        counts = Counts(**held["counts"])
-        sources = tuple(SourceFacts(**source) for source in held["sources"])
-        if set(held) != {field.name for field in fields(cls)}:
-            raise ValueError("it lacks a field or has another")
-        return cls(**{**held, **streams, "counts": counts, "sources": sources})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +94,7 @@ def check_share(share: object) -> float:
     if isinstance(share, (int, float)) and 0 < share < 1:
         return float(share)
     raise EinlinearError(
-        what=f"the share for validation is {share!r}",
+        what=f"the share for validation is {quote(share)}",
         rule="the share of the documents for validation lies between 0 and 1",
         fix=f"give a number such as {SHARE}, or files for validation",
     )
@@ -222,9 +147,14 @@ def text_tokens(
 
 
 def read_all(sources: Sequence[Source]) -> Iterator[bytes]:
-    """The documents of all sources."""
+    """The documents of all sources, unless they are too large for memory."""
+    total = 0
     for source in sources:
-        yield from read_documents(source, Reading(str(source)))
+        for document in read_documents(source, Reading(str(source))):
+            total += len(document)
+            if total > UNPACKED:
+                raise _too_large(f"of more than {UNPACKED:,} bytes, unpacked,")
+            yield document
 
 
 def check_kept(counts: Counts, rule: str) -> None:
@@ -242,38 +172,22 @@ def _check_size(sources: Sequence[Source]) -> None:
     sizes = [size_of(source) for source in sources]
     total = sum(size or 0 for size in sizes)
     if None in sizes or total > IN_MEMORY:
-        amount = "from the hub" if None in sizes else f"of {total:,} bytes"
-        raise EinlinearError(
-            what=f"a text {amount} is given as it is",
-            rule=f"text files of up to {IN_MEMORY:,} bytes in all are read as they are; larger "
-            "ones are made into a folder of tokens first",
-            fix="einlinear prepare, or einlinear.prepare in Python; then give the folder",
-        )
+        raise _too_large("from the hub" if None in sizes else f"of {total:,} bytes")
+
+
+def _too_large(amount: str) -> EinlinearError:
+    return EinlinearError(
+        what=f"a text {amount} is given as it is",
+        rule=f"text files of up to {IN_MEMORY:,} bytes in all are read as they are; larger "
+        "ones are made into a folder of tokens first",
+        fix="einlinear prepare, or einlinear.prepare in Python; then give the folder",
+    )
 
 
 def is_token_folder(path: Path) -> bool:
     """Whether a folder is meant to hold tokens, whole or not."""
     names = (INFO, "train.bin", "parts/00000000")
-    return any((path / name).exists() for name in names)
-
-
-def read_info(folder: Path) -> TokenInfo:
-    """What tokens.json says."""
-    path = folder / INFO
-    try:
-        return TokenInfo.from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise EinlinearError(
-            what=f"{folder} holds no whole set of tokens: there is no {INFO}",
-            rule=f"{INFO} is written when everything else is",
-            fix="prepare the text to the end: the same command again goes on where it stopped",
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {type(error).__name__}: {error}",
-            rule=f"{INFO} is as einlinear prepare wrote it",
-            fix=_FIX,
-        ) from error
+    return any(os.path.exists(path / name) for name in names)
 
 
 def open_tokens(
@@ -284,22 +198,23 @@ def open_tokens(
     Sizes are compared with tokens.json, and checksums of up to 16 blocks of 16 MiB in each file,
     spread over it; with `whole`, of all.
     """
-    folder = Path(folder)
+    folder = as_path(folder, "the folder of tokens")
     info = read_info(folder)
     if vocabulary is not None and vocabulary != info.vocabulary:
         raise EinlinearError(
-            what=f'the tokens in {folder} are of the vocabulary "{info.vocabulary}", and '
-            f'"{vocabulary}" is asked for',
+            what=f'the tokens in {folder} are of the vocabulary "{shorten(info.vocabulary)}", and '
+            f'"{shorten(str(vocabulary))}" is asked for',
             rule="a folder of tokens has one vocabulary",
-            fix=f'give vocabulary "{info.vocabulary}", or prepare the text into another folder',
+            fix=f'give vocabulary "{shorten(info.vocabulary)}", or prepare the text into another '
+            "folder",
         )
     known = open_vocabulary(info.vocabulary)
     if (known.size, np.dtype(known.dtype).name) != (info.vocab_size, info.dtype):
         raise EinlinearError(
-            what=f"{folder / INFO} says {info.vocab_size} tokens of {info.dtype}",
+            what=f"{folder / INFO} says {info.vocab_size} tokens of {shorten(info.dtype)}",
             rule=f'the vocabulary "{known.name}" has {known.size} tokens of '
             f"{np.dtype(known.dtype).name}",
-            fix=_FIX,
+            fix=FIX,
         )
     streams: Mapping[str, Stream] = {"train": info.train, "validation": info.validation}
     train, validation = (
@@ -317,25 +232,40 @@ def stored_dtype(vocabulary: Vocabulary) -> np.dtype[Any]:
 
 def _mapped(path: Path, stream: Stream, vocabulary: Vocabulary, whole: bool) -> Array:
     dtype = stored_dtype(vocabulary)
-    size = path.stat().st_size if path.exists() else 0
+    size = os.path.getsize(path) if os.path.isfile(path) else 0
     if size != stream.tokens * dtype.itemsize or -(-size // BLOCK) != len(stream.checksums):
         raise EinlinearError(
             what=f"{path} has {size:,} bytes",
             rule=f"{INFO} says {stream.tokens:,} tokens of {dtype.itemsize} bytes each, with "
             f"{len(stream.checksums)} checksums",
-            fix=_FIX,
+            fix=FIX,
         )
     if not size:
         return np.array([], dtype)
-    tokens: Array = np.asarray(np.memmap(path, dtype, "r"))  # plain arrays are quicker to index
+    try:
+        tokens: Array = np.asarray(np.memmap(path, dtype, "r"))  # plain ones are quicker to index
+    except (OSError, ValueError) as error:
+        raise EinlinearError(
+            what=f"cannot read {path}: {reason(error)}",
+            rule="a file of tokens is mapped into memory",
+            fix="check its permissions, and that the file system can map files",
+        ) from error
     raw = tokens.view(np.uint8)
     count = len(stream.checksums)
     chosen = range(count) if whole else np.linspace(0, count - 1, min(count, _CHECKED)).astype(int)
     for index in chosen:
-        if zlib.crc32(raw[index * BLOCK : (index + 1) * BLOCK].data) != stream.checksums[index]:
+        block = raw[index * BLOCK : (index + 1) * BLOCK]
+        if zlib.crc32(block.data) != stream.checksums[index]:
             raise EinlinearError(
                 what=f"block {index} of {path} is damaged",
                 rule=f"the checksum of every block is that in {INFO}",
-                fix=_FIX,
+                fix=FIX,
+            )
+        highest = int(block.view(dtype).max())
+        if highest >= vocabulary.size:
+            raise EinlinearError(
+                what=f"block {index} of {path} has the token {highest}",
+                rule=f'the vocabulary "{vocabulary.name}" has {vocabulary.size} tokens, from 0',
+                fix=FIX,
             )
     return tokens

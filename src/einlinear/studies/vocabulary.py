@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 
 if TYPE_CHECKING:
     import tiktoken
@@ -144,13 +144,13 @@ class BytePairs:
 
 def open_vocabulary(name: str) -> Vocabulary:
     """The vocabulary of this name; for byte pairs, tiktoken has to be installed."""
-    if name == "ascii":
+    if isinstance(name, str) and name == "ascii":
         return Ascii()
-    if name == "gpt2":
+    if isinstance(name, str) and name == "gpt2":
         _byte_pairs()
         return BytePairs()
     raise EinlinearError(
-        what=f"the vocabulary is {name!r}",
+        what=f"the vocabulary is {quote(name)}",
         rule='a vocabulary is "ascii" (96 symbols) or "gpt2" (50,257 byte pairs)',
         fix='try "ascii"',
     )
@@ -159,10 +159,10 @@ def open_vocabulary(name: str) -> Vocabulary:
 def check_rule(rule: str) -> Rule:
     """The rule for characters outside the symbols, if it is one."""
     for known in RULES:
-        if rule == known:
+        if isinstance(rule, str) and rule == known:
             return known
     raise EinlinearError(
-        what=f"the rule for other characters is {rule!r}",
+        what=f"the rule for other characters is {quote(rule)}",
         rule='"drop" leaves out documents with any character outside the 96 symbols, "fold" '
         "makes them plain ASCII",
         fix='give "drop" or "fold"',

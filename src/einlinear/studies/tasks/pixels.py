@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from einlinear.studies.pixel_files import COLOURS, SIDE, Array, load_pictures
+from einlinear.studies.arrays import Array
+from einlinear.studies.pixel_files import COLOURS, SIDE, load_pictures
 from einlinear.studies.tasks.task import VALIDATION_BATCH, Batch, batches, random_words, spread
 
 _VALUES = 256
