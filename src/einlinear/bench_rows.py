@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from statistics import median
 from typing import Any
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, reason
 from einlinear.files import parse_object
 from einlinear.machine import machine_facts, memory_bytes
-from einlinear.peers import failure, missing_note
+from einlinear.peers import missing_note
 from einlinear.studies.numbers import amount
 
 MODES = ("forward", "forward+backward")
@@ -196,10 +197,13 @@ def speeds(text: str, name: str) -> dict[tuple[object, ...], float]:
     try:
         rows = parse_object(text)["rows"]
         keys = [tuple((_ABSENT | row)[key] for key in _KEY) for row in rows]
-        return {key: float(row["speed"]) for key, row in zip(keys, rows, strict=True)}
+        found = {key: float(row["speed"]) for key, row in zip(keys, rows, strict=True)}
+        if not all(0 < speed < inf for speed in found.values()):
+            raise ValueError("a speed is no number above 0")
+        return found
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise EinlinearError(
-            what=f"{name} holds no rows of a benchmark: {failure(error)}",
+            what=f"{name} holds no rows of a benchmark: {type(error).__name__}: {reason(error)}",
             rule="a run is compared with the bench.json of another run",
             fix="name a file that einlinear bench has written",
         ) from error

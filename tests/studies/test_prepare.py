@@ -13,7 +13,7 @@ import pytest
 
 import einlinear as el
 from einlinear import EinlinearError
-from einlinear.studies import prepare, tokens
+from einlinear.studies import prepare
 from einlinear.studies.token_info import Counts, TokenInfo
 from einlinear.studies.tokens import is_validation, open_text, open_tokens, tail_length
 from studies.texts import SMALL, contents, documents, encoded, save

@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from hashlib import sha256
-from math import isfinite
+from math import isfinite, nan
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote, shorten
 from einlinear.layers.scaling import EMBEDDING_STD
 from einlinear.structures.named import dense
 from einlinear.structures.text import parse
@@ -247,8 +247,8 @@ class RunConfig:
         has_nets = self.task in SEQUENCE_TASKS
         if not has_nets or self.structure != "dense" or not self.num_experts:
             raise EinlinearError(
-                what=f'experts is "ffn", the task {self.task}, the structure {self.structure!r}, '
-                f"num_experts {self.num_experts}",
+                what=f'experts is "ffn", the task {self.task}, the structure '
+                f"{quote(self.structure)}, num_experts {self.num_experts}",
                 rule="one expert or more are dense feed-forward nets of a GPT, whose tasks are "
                 + " and ".join(SEQUENCE_TASKS),
                 fix='give experts="ffn", num_experts=8 and no structure; or leave experts out',
@@ -282,11 +282,17 @@ class RunConfig:
     def from_dict(cls, values: Mapping[str, object], source: str = "a config") -> RunConfig:
         """A config from its fields by name; `source` says in an error where they stand."""
         known = [field.name for field in fields(cls)]
+        if not isinstance(values, Mapping):
+            raise EinlinearError(
+                what=f"{source} is {quote(values)}",
+                rule="a config is a table of fields by name",
+                fix='give {"task": "text", "structure": "btt"}',
+            )
         for name in values:
             if name not in known:
-                close = get_close_matches(name, known, 1, 0.5)
+                close = get_close_matches(quote(name)[:40], known, 1, 0.5)
                 raise EinlinearError(
-                    what=f"unknown config key {name!r} in {source}",
+                    what=f"unknown config key {quote(name)} in {shorten(str(source))}",
                     rule="a RunConfig holds only its own fields",
                     fix=f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}",
                 )
@@ -312,7 +318,7 @@ def _checked(task: str, name: str, value: object) -> object:
         if value is None:
             return None
         raise EinlinearError(
-            what=f"{name} is {value!r}, and the task is {task}",
+            what=f"{name} is {quote(value)}, and the task is {task}",
             rule=f"{name} is a setting of {' and '.join(tasks)}",
             fix=f"leave {name} out",
         )
@@ -326,20 +332,32 @@ def _checked(task: str, name: str, value: object) -> object:
         if isinstance(value, bool):
             return value
         raise EinlinearError(
-            what=f"{name} is {value!r}", rule=f"{name} is true or false", fix="give one of the two"
+            what=f"{name} is {quote(value)}",
+            rule=f"{name} is true or false",
+            fix="give one of the two",
         )
     return _betas(value) if name == "betas" else _text(name, value)
 
 
+def _as_float(value: object) -> float:
+    """The value as a float; nan if it is no number, or too large for one."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
+    except OverflowError:
+        return nan
+
+
 def _real(name: str, value: object, low: float, high: float | None, is_above: bool) -> float:
-    if isinstance(value, Real) and not isinstance(value, bool) and isfinite(value):
-        number = float(value)
+    number = _as_float(value)
+    if isfinite(number):
         if (number > low or (number == low and not is_above)) and (high is None or number <= high):
             return number
     scope = f"above {low:g}" if is_above else f"of {low:g} or more"
     scope = scope if high is None else f"from {low:g} to {high:g}"
     raise EinlinearError(
-        what=f"{name} is {value!r}", rule=f"{name} is a number {scope}", fix=f"give a float {scope}"
+        what=f"{name} is {quote(value)}",
+        rule=f"{name} is a number {scope}",
+        fix=f"give a float {scope}",
     )
 
 
@@ -347,9 +365,9 @@ def _check_choice(name: str, value: object) -> object:
     choices = _CHOICES[name]
     if isinstance(value, str) and value in choices:
         return value
-    close = get_close_matches(str(value), choices, 1)
+    close = get_close_matches(value[:40] if isinstance(value, str) else "", choices, 1)
     raise EinlinearError(
-        what=f"{name} is {value!r}",
+        what=f"{name} is {quote(value)}",
         rule=f"{name} is one of {', '.join(choices)}",
         fix=f"did you mean {close[0]!r}?" if close else f"give {choices[0]!r}",
     )
@@ -361,7 +379,7 @@ def _betas(value: object) -> tuple[float, float]:
         if first < 1 and second < 1:
             return first, second
     raise EinlinearError(
-        what=f"betas is {value!r}",
+        what=f"betas is {quote(value)}",
         rule="betas are two numbers of 0 or more, below 1",
         fix="give (0.9, 0.95)",
     )
@@ -375,5 +393,5 @@ def _text(name: str, value: object) -> str | None:
     if isinstance(value, str) and value:
         return value
     raise EinlinearError(
-        what=f"{name} is {value!r}", rule=f"{name} is a text", fix=f"give {name} in quotes"
+        what=f"{name} is {quote(value)}", rule=f"{name} is a text", fix=f"give {name} in quotes"
     )

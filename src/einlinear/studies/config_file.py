@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from einlinear.errors import EinlinearError
-from einlinear.files import parse_json, parse_toml
+from einlinear.errors import EinlinearError, reason
+from einlinear.files import as_path, parse_json, parse_toml
 from einlinear.studies.config import RunConfig
 
 
@@ -16,7 +16,7 @@ def load_config(path: str | Path, **changes: object) -> RunConfig:
 
 def read_config(path: str | Path) -> dict[str, object]:
     """The fields that stand in a .toml or .json file, unchecked."""
-    path = Path(path)
+    path = as_path(path, "the config")
     try:
         text = path.read_text(encoding="utf-8")
         values = parse_json(text) if path.suffix == ".json" else parse_toml(text)
@@ -26,7 +26,7 @@ def read_config(path: str | Path) -> dict[str, object]:
         if isinstance(error, EinlinearError):
             raise
         raise EinlinearError(
-            what=f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
+            what=f"cannot read {path}: {reason(error)}",
             rule="a config is a TOML file, or JSON if its name ends in .json",
             fix="check its path"
             if isinstance(error, OSError)

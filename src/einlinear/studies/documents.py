@@ -9,8 +9,9 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from einlinear.errors import EinlinearError, reason, shorten
 from einlinear.files import as_path, parse_object
@@ -25,6 +26,7 @@ LONGEST = 16 * 2**20
 """A longer document is cut into pieces of about this many bytes, which count as documents."""
 
 _BLOCK = 2**20
+_MOST_SOURCES = 1_000_000
 _LONGEST_LINE = 16 * LONGEST
 _SEPARATOR = b"\n\n\n"  # more newlines are at the ends of documents, and go
 _RULE = (
@@ -47,8 +49,9 @@ class Reading:
 
 def find_sources(sources: Source | Sequence[Source]) -> tuple[Source, ...]:
     """The files of files and folders, those of a folder in the order of their names."""
-    is_many = isinstance(sources, Iterable) and not isinstance(sources, (str, bytes))
-    given = list(sources) if is_many else [sources]
+    given: list[Any] = [sources]
+    if isinstance(sources, Iterable) and not isinstance(sources, (str, bytes)):
+        given = list(islice(sources, _MOST_SOURCES))
     found = tuple(file for source in given for file in _files(source))
     if not found:
         raise EinlinearError(what="no text is given", rule=_RULE, fix="name a file or a folder")

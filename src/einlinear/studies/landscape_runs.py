@@ -7,7 +7,7 @@ from itertools import product
 from math import inf
 from typing import Literal, get_args
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.plan import make_plan
 from einlinear.structures.text import parse
 from einlinear.structures.values import whole_number
@@ -17,6 +17,9 @@ Activation = Literal["relu", "gelu"]
 PARAMETRIZATIONS: tuple[Parametrization, ...] = get_args(Parametrization)
 
 _EXPONENTS = (-40, 10)
+_MOST = 1e300
+_MOST_VALUES = 1_000  # of structures or widths
+_MOST_RUNS = 1_000_000
 _DIVERGED = 1.1  # of the loss at the start
 
 
@@ -58,9 +61,10 @@ class LandscapeConfig:
     def __post_init__(self) -> None:
         for name, example in (("structures", '("dense", "btt")'), ("widths", "(64, 256)")):
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
+            is_list = isinstance(values, tuple | list) and 0 < len(values) <= _MOST_VALUES
+            if not is_list or len(set(map(quote, values))) < len(values):
                 raise EinlinearError(
-                    what=f"{name} are {list(values)}",
+                    what=f"{name} are {quote(values)}",
                     rule=f"a landscape has one or more {name}, each once",
                     fix=f"give {name} such as {example}, or leave them out",
                 )
@@ -71,9 +75,18 @@ class LandscapeConfig:
             whole_number(getattr(self, name), name, low)
         for name in ("rates", "naive_rates"):
             _check_rates(name, getattr(self, name))
+        runs = len(self.structures) * len(self.widths) * self.seeds
+        runs *= sum(len(self.exponents(name)) for name in PARAMETRIZATIONS)
+        if runs > _MOST_RUNS:
+            raise EinlinearError(
+                what=f"the landscape has {runs:,} runs",
+                rule=f"a landscape has at most {_MOST_RUNS:,} runs: structures x widths x rates x "
+                "seeds, naive and under muP",
+                fix="give fewer seeds, rates, widths or structures",
+            )
         if self.activation not in get_args(Activation):
             raise EinlinearError(
-                what=f"the activation is {self.activation!r}",
+                what=f"the activation is {quote(self.activation)}",
                 rule=f"the activation is one of {', '.join(get_args(Activation))}",
                 fix='try "relu"',
             )
@@ -86,16 +99,17 @@ class LandscapeConfig:
 
 
 def _check_rates(name: str, rates: tuple[int, int] | None) -> None:
-    if rates is None:
+    if rates is None and name == "naive_rates":
         return
-    for exponent in rates:
-        whole_number(exponent, f"an end of {name}", *_EXPONENTS)
-    if len(rates) != 2 or rates[0] > rates[1]:
-        raise EinlinearError(
-            what=f"{name} are {list(rates)}",
-            rule="rates go from a power of two to a higher one",
-            fix="give two whole numbers, the lower first: -12 -4 is 1/4096 to 1/16",
-        )
+    if isinstance(rates, tuple | list) and len(rates) == 2:
+        low, high = (whole_number(end, f"an end of {name}", *_EXPONENTS) for end in rates)
+        if low <= high:
+            return
+    raise EinlinearError(
+        what=f"{name} are {quote(rates)}",
+        rule="rates go from a power of two to a higher one",
+        fix="give two whole numbers, the lower first: -12 -4 is 1/4096 to 1/16",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,30 @@ class RunResult:
     test_accuracy: float
     steps_done: int
     seconds: float
+
+    def check(self) -> None:
+        """Raise a ValueError if a value is not of its type, as in a file that is damaged."""
+        run, number = self.run, (int, float)
+        kinds: dict[str, tuple[object, tuple[type, ...]]] = {
+            **{name: (getattr(run, name), (str,)) for name in ("structure", "data")},
+            **{name: (getattr(run, name), (int,)) for name in ("width", "rate", "seed", "steps")},
+            "batch": (run.batch, (int,)),
+            "weight_norm": (run.weight_norm, (bool,)),
+            "base_width": (run.base_width, (int, type(None))),
+            "start_loss": (self.start_loss, number),
+            "train_loss": (self.train_loss, (*number, type(None))),
+            "test_loss": (self.test_loss, (*number, type(None))),
+            "test_accuracy": (self.test_accuracy, number),
+            "steps_done": (self.steps_done, (int,)),
+            "seconds": (self.seconds, number),
+        }
+        for name, (value, types) in kinds.items():
+            is_number = isinstance(value, number)
+            if type(value) not in types or (is_number and not abs(value) < _MOST):  # type: ignore[arg-type]
+                raise ValueError(f"its {name} is {quote(value)}")
+        for name, known in (("parametrization", Parametrization), ("activation", Activation)):
+            if getattr(run, name) not in get_args(known):
+                raise ValueError(f"its {name} is {quote(getattr(run, name))}")
 
     @property
     def diverged(self) -> bool:

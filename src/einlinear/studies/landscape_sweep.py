@@ -14,7 +14,8 @@ from typing import IO
 
 import torch
 
-from einlinear.errors import EinlinearError, cannot_write
+from einlinear.errors import EinlinearError, cannot_write, quote, reason
+from einlinear.files import parse_object
 from einlinear.structures.values import whole_number
 from einlinear.studies.images import load_images
 from einlinear.studies.landscape import Landscape, make_landscape
@@ -75,14 +76,15 @@ def read_results(path: Path) -> dict[Run, RunResult]:
     whole, _, _ = path.read_bytes().rpartition(b"\n")
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            held = json.loads(line)
+            held = parse_object(line)
             if held["schema"] != _SCHEMA:
-                raise ValueError(f"its schema is {held['schema']}, not {_SCHEMA}")
+                raise ValueError(f"its schema is {quote(held['schema'])}, not {_SCHEMA}")
             result = RunResult(run=Run(**held["run"]), **held["result"])
+            result.check()
             results[result.run] = result
         except (ValueError, KeyError, TypeError) as error:
             raise EinlinearError(
-                what=f"cannot read line {number} of {path}: {error}",
+                what=f"cannot read line {number} of {path}: {reason(error)}",
                 rule="every line is one result, as einlinear landscape writes it",
                 fix="delete that line, and its run is done again; or choose another folder",
             ) from error

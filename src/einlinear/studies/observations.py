@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote, reason, shorten
 from einlinear.structures.text import parse
 from einlinear.studies.config import RunConfig
 from einlinear.studies.numbers import FLOPS_PER_MAC
@@ -67,10 +67,18 @@ class Observations:
         columns["seed"] = _converted(seed, "seed", _whole)
         columns["group"] = _filled(self.group, columns["run"])
         columns["size"] = _filled(self.size, columns["group"])
+        if not isinstance(self.more, Mapping):
+            raise EinlinearError(
+                what=f"more is {quote(self.more)}",
+                rule="more holds further columns by name",
+                fix='give {"width": [...]}, or leave it out',
+            )
         more = {name: _names(column) for name, column in self.more.items()}
         for name, column in [*columns.items(), *more.items()]:
             if column.shape != (count,):
                 raise _not_of_length(name, column.size, count)
+        for name in ("run", "structure", "group", "size"):
+            _check_names(name, columns[name])
         keep = np.isfinite(columns["loss"])
         left_out = self.left_out + int((~keep).sum())
         for name, column in columns.items():
@@ -124,9 +132,9 @@ class Observations:
         """The points of one structure."""
         if structure not in self.structures:
             raise EinlinearError(
-                what=f"there is no structure {structure!r} in the observations",
+                what=f"there is no structure {quote(structure)} in the observations",
                 rule="a structure is one of those observed",
-                fix=f"give one of {', '.join(self.structures)}",
+                fix=f"give one of {shorten(', '.join(map(str, self.structures)))}",
             )
         return self.take(self.structure == structure)
 
@@ -139,7 +147,7 @@ class Observations:
         """
         if compute not in get_args(Compute):
             raise EinlinearError(
-                what=f"compute is {compute!r}",
+                what=f"compute is {quote(compute)}",
                 rule=f"compute is one of {', '.join(get_args(Compute))}",
                 fix='give compute="flops"',
             )
@@ -164,7 +172,7 @@ def as_observations(data: Observations | Iterable[RunRecord]) -> Observations:
         return data
     if not isinstance(data, Iterable):
         raise EinlinearError(
-            what=f"observations are {data!r:.120}",
+            what=f"observations are {quote(data)}",
             rule="a law is fitted to Observations, or to a list of records",
             fix="read a table by el.read_observations, or records by el.read_record",
         )
@@ -180,9 +188,7 @@ def codes(values: NDArray[Any]) -> Ints:
 
 def filled_column(values: Sequence[Any]) -> Any:
     """The values as one column, also if they are lists."""
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
+    return np.fromiter(values, dtype=object, count=len(values))
 
 
 def no_run(where: str) -> EinlinearError:
@@ -229,12 +235,25 @@ def _names(values: Any) -> Any:
     return filled_column(list(values))
 
 
+def _check_names(name: str, column: Names) -> None:
+    """Refuse values that cannot be told apart from others, such as lists."""
+    try:
+        set(column.tolist())
+    except (TypeError, RecursionError) as error:
+        raise EinlinearError(
+            what=f"{name} cannot be read: {reason(error)}",
+            rule=f"{name} is a column of texts or numbers",
+            fix="give one text or number for every point",
+        ) from error
+
+
 def _floats(values: Any) -> Floats:
     return np.array(values, dtype=float)
 
 
 def _whole(values: Any) -> Ints:
-    whole = np.asarray(values).astype(np.int64)
+    with np.errstate(invalid="ignore"):  # infinite ones are found below
+        whole = np.asarray(values).astype(np.int64)
     if (whole != values).any():
         raise ValueError("a number is not whole")
     return np.asarray(whole)
@@ -245,7 +264,7 @@ def _converted(values: Any, name: str, convert: Callable[[Any], Any]) -> Any:
         return convert(values)
     except (TypeError, ValueError, OverflowError) as error:
         raise EinlinearError(
-            what=f"{name} cannot be read: {error}",
+            what=f"{name} cannot be read: {reason(error)}",
             rule=f"{name} is a column of {'whole ' if name == 'seed' else ''}numbers",
             fix="give one number for every point",
         ) from error
@@ -271,7 +290,7 @@ def _check_records(records: Sequence[Any]) -> None:
     for record in records:
         if not isinstance(record, RunRecord):
             raise EinlinearError(
-                what=f"observations hold {record!r}",
+                what=f"observations hold {quote(record)}",
                 rule="observations are Observations, or records of runs",
                 fix="read a table by read_observations, a record by read_record",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import nan
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote, reason, shorten
+from einlinear.files import as_path, parse_object
 from einlinear.studies.observations import (
     Floats,
     Observations,
@@ -23,7 +24,10 @@ from einlinear.studies.observations import (
 
 REQUIRED = ("run", "compute", "loss")
 OPTIONAL = ("structure", "seed", "group", "size")
+MOST_COLUMNS = 1_000
 NO_LOSS = ("", "na", "n/a", "none", "null")
+
+_SHOWN = 20  # columns that a message names
 
 Where = Callable[[int], str]  # the file and line of a row
 Columns = Mapping[str, Sequence[Any]]
@@ -36,14 +40,14 @@ def read_observations(path: str | Path) -> Observations:
     are; all others are kept in `more`. A loss that is empty, null or nan is that of a run that
     diverged. Values of CSV are separated by commas, or by semicolons or tabs if its header is.
     """
-    path = Path(path)
+    path = as_path(path, "the table")
     is_lines = path.suffix.lower() in (".jsonl", ".ndjson", ".json")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines, columns = (_json_columns if is_lines else _csv_columns)(path, file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise EinlinearError(
-            what=f"cannot read {path}: {error}",
+            what=f"cannot read {path}: {reason(error)}",
             rule="observations are in a CSV or JSONL file in UTF-8",
             fix="check the path, its permissions and how the file was written",
         ) from error
@@ -58,7 +62,7 @@ def read_observations(path: str | Path) -> Observations:
 
 def _from_columns(columns: Columns, where: Where) -> Observations:
     """The observations of columns, all values checked."""
-    run = _names(columns["run"])
+    run = _names("run", columns["run"], where)
     if "" in run:
         raise no_run(where(run.index("")))
     compute = _numbers("compute", columns["compute"], where)
@@ -71,7 +75,7 @@ def _from_columns(columns: Columns, where: Where) -> Observations:
     if len(bad):
         raise bad_loss(where(int(bad[0])), loss[bad[0]])
     names: dict[str, Any] = {
-        name: filled_column(_names(columns[name]))
+        name: filled_column(_names(name, columns[name], where))
         for name in ("structure", "group", "size")
         if name in columns
     }
@@ -82,10 +86,18 @@ def _from_columns(columns: Columns, where: Where) -> Observations:
     return Observations(filled_column(run), compute, loss, **names, more=more)
 
 
-def _names(values: Sequence[Any]) -> list[str]:
+def _names(name: str, values: Sequence[Any], where: Where) -> list[str]:
     """The values as text without spaces around it, that of nothing being empty."""
-    if set(map(type, values)) == {str}:
+    kinds = set(map(type, values))
+    if kinds == {str}:
         return [value.strip() for value in values]
+    if kinds & {list, dict}:
+        row = next(k for k, value in enumerate(values) if isinstance(value, list | dict))
+        raise EinlinearError(
+            what=f"{where(row)}: {name} is {quote(values[row])}",
+            rule=f"{name} is a text or a number",
+            fix=f'write {name} as "a" or 12',
+        )
     return ["" if value is None else str(value).strip() for value in values]
 
 
@@ -105,7 +117,7 @@ def _numbers(name: str, values: Sequence[Any], where: Where, kind: str = "a numb
 
 def _not_a_number(where: str, name: str, value: Any, kind: str) -> EinlinearError:
     return EinlinearError(
-        what=f"{where}: {name} is {_short(value)}",
+        what=f"{where}: {name} is {quote(value)}",
         rule=f"{name} is {kind}",
         fix=f"write {name} as 12 or 1.5e9, without units or separators",
     )
@@ -117,13 +129,6 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError, OverflowError):
         return False
     return not isinstance(value, bool)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**300:
-        return "a number above 1e300"
-    text = repr(value)
-    return text if len(text) < 60 else text[:57] + "..."
 
 
 def _seeds(values: Sequence[Any], where: Where) -> Any:
@@ -173,10 +178,10 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
     for name in REQUIRED:
         if name not in names:
             raise _no_value(path, 1, name, names)
-    double = [name for name in names if name and names.count(name) > 1]
+    double = [name for name, count in Counter(names).items() if name and count > 1]
     if double:
         raise EinlinearError(
-            what=f"{path}, line 1: there are two columns {double[0]!r}",
+            what=f"{path}, line 1: there are two columns {quote(double[0])}",
             rule="every column has a name of its own",
             fix="rename one of them",
         )
@@ -196,9 +201,9 @@ def _wrong_length(
 
 def _no_value(path: Path, line: int, name: str, names: Sequence[str]) -> EinlinearError:
     return EinlinearError(
-        what=f"{path}, line {line}: there is no {name!r}",
+        what=f"{path}, line {line}: there is no {quote(name)}",
         rule=f"every row has {', '.join(REQUIRED)}, and in CSV the columns of the header",
-        fix=f"add {name!r}; the row has {', '.join(names) or 'nothing'}",
+        fix=f"add {quote(name)}; the row has {shorten(', '.join(names[:_SHOWN])) or 'nothing'}",
     )
 
 
@@ -209,19 +214,23 @@ def _json_columns(path: Path, file: Any) -> tuple[list[int], Columns]:
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
+            row = parse_object(text)
+        except ValueError:
             raise EinlinearError(
                 what=f"{path}, line {line}: there is no JSON object",
                 rule='each line is one object such as {"run": "a", "compute": 1e9, "loss": 2.5}',
                 fix="write one object in each line, or use CSV",
-            )
+            ) from None
         for name in REQUIRED:
             if name not in row:
                 raise _no_value(path, line, name, list(row))
         lines.append(line)
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
+    if len(names) > MOST_COLUMNS:
+        raise EinlinearError(
+            what=f"{path}: its lines have {len(names):,} different names",
+            rule=f"a table has at most {MOST_COLUMNS:,} columns",
+            fix="give every line the same names, and put what differs into values",
+        )
     return lines, {name: [row.get(name) for row in rows] for name in names}

@@ -8,7 +8,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.studies.tasks.cifar import open_cifar_task
 from einlinear.studies.tasks.pixels import open_pixel_task
 from einlinear.studies.tasks.regression import open_regression_task
@@ -35,17 +35,17 @@ def open_task(
         data: files or a folder, see docs/data.md; what is in the package unless given.
         settings: of the task, such as context=128.
     """
-    if name not in OPENERS:
+    if not isinstance(name, str) or name not in OPENERS:
         raise EinlinearError(
-            what=f"the task is {name!r}",
+            what=f"the task is {quote(name)}",
             rule=f"a task is one of {', '.join(OPENERS)}",
-            fix=f"try {_nearest(str(name), list(OPENERS))!r}",
+            fix=f"try {_nearest(quote(name), list(OPENERS))!r}",
         )
     known = list(signature(OPENERS[name]).parameters)[1:]
     for setting in settings:
         if setting not in known:
             raise EinlinearError(
-                what=f"the task {name} is given the setting {setting!r}",
+                what=f"the task {name} is given the setting {quote(setting)}",
                 rule=f"the settings of {name} are {', '.join(known)}",
                 fix=f"did you mean {_nearest(setting, known)!r}?",
             )
@@ -53,4 +53,4 @@ def open_task(
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    return (get_close_matches(word, known, 1, 0.0) or known)[0]
+    return (get_close_matches(word[:40], known, 1, 0.0) or known)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.values import whole_number
 from einlinear.studies.images import Images, load_images
 from einlinear.studies.tasks.task import VALIDATION_BATCH, Batch, batches, random_words, spread
@@ -74,7 +74,9 @@ def open_cifar_task(
     """
     if data is not None and not isinstance(data, (str, Path)):
         raise EinlinearError(
-            what=f"cifar is given {len(data)} files",
+            what=f"cifar is given {len(data)} files"
+            if isinstance(data, Sized)
+            else f"cifar is given the data {quote(data)}",
             rule="the images and classes are in one file or one folder",
             fix="give one path",
         )

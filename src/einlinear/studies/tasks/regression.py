@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.values import whole_number
 from einlinear.studies.tasks.task import VALIDATION_BATCH, Batch, generator_bits, row_count
 
@@ -112,7 +112,7 @@ def open_regression_task(
     """
     if data is not None:
         raise EinlinearError(
-            what=f"regression is given the data {data}",
+            what=f"regression is given the data {quote(data)}",
             rule="the data of regression is made by a teacher, not read",
             fix="leave the data out; in_features, teacher_width and teacher_depth decide it",
         )

@@ -13,9 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
+from einlinear.files import as_path
 from einlinear.structures.values import whole_number
-from einlinear.studies.documents import Source, split_documents
+from einlinear.studies.documents import HUB, Source, split_documents
 from einlinear.studies.tasks.task import VALIDATION_BATCH, Batch, batches, random_words, spread
 from einlinear.studies.tokens import (
     SHARE,
@@ -111,10 +112,11 @@ def open_text_task(
         rule: for characters outside "ascii": "drop" the document or "fold" them.
         validation_share: of the documents, for validation.
     """
-    is_folder = isinstance(data, (str, Path)) and is_token_folder(Path(data))
+    is_path = isinstance(data, (str, Path)) and not str(data).startswith(HUB)
+    is_folder = is_path and is_token_folder(as_path(data, "the text"))
     if validation is not None and (data is None or is_folder):
         raise EinlinearError(
-            what=f"texts for validation are given, {validation}, and the data is "
+            what=f"texts for validation are given, {quote(validation)}, and the data is "
             + (f"the folder of tokens {data}" if is_folder else "that of the package"),
             rule="only text files take files for validation; all else holds its own",
             fix="leave validation out, or give it to einlinear prepare",
