@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
 from einlinear.errors import EinlinearError, cannot_write, quote
 
-_MOST_PATHS = 1_000_000
+_MOST_DOTS = 500
+_LONGEST_PATH = 4096
 
 
 def as_path(value: object, name: str) -> Path:
     """The path that a user has given; `name` says in the error what it is the path of."""
-    if isinstance(value, str | PurePath) and str(value) and "\0" not in str(value):
-        return Path(value)
+    text = str(value) if isinstance(value, str | PurePath) else ""
+    try:
+        if 0 < len(os.fsencode(text)) <= _LONGEST_PATH and "\0" not in text:
+            return Path(text)
+    except UnicodeEncodeError:
+        pass
     raise EinlinearError(
         what=f"{name} is given as {quote(value)}",
-        rule="a path is a text that is not empty, or a Path, without the character NUL",
+        rule=f"a path is a text of 1 to {_LONGEST_PATH:,} characters that a file system can have, "
+        "or a Path",
         fix='give the name of a file or folder in quotes, such as "runs/first"',
     )
-
-
-def as_paths(values: object, name: str) -> list[Path]:
-    """The paths that a user has given, one or several."""
-    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
-        given = list(islice(values, _MOST_PATHS + 1))
-        if len(given) <= _MOST_PATHS:
-            return [as_path(value, name) for value in given]
-    return [as_path(values, name)]
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
@@ -98,6 +95,9 @@ def parse_toml(text: str) -> dict[str, Any]:
                 rule="before Python 3.11 TOML files need the package tomli",
                 fix='pip install "einlinear[cli]", or give a .json file',
             ) from None
+    # The parser takes the square of the parts of a key in time, and sets no limit of its own.
+    if any(part.count(".") > _MOST_DOTS for part in re.split(r"[,\n=\[\]{}]", text)):
+        raise ValueError(f"a name or value has more than {_MOST_DOTS} dots")
     try:
         values: dict[str, Any] = tomllib.loads(text)
         return values

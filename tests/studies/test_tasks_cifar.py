@@ -237,3 +237,59 @@ def test_bad_data(tmp_path):
         el.open_task("cifar", pool=0)
     with pytest.raises(EinlinearError, match="cannot read"):
         el.open_task("cifar", tmp_path)
+
+
+def doubled(count):
+    """A list of the same list twice, and so on: 2^count values in a few bytes."""
+    return b"\x80\x02}(U\x06labels]q\x00K\x01a" + b"](h\x00h\x00eq\x00" * count + b"u."
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"\x80\x02)" + b"\x85" * 3_000_000 + b".", "nested more than 16 deep"),
+        (b"\x80\x02}(K\x01" + b"\x85" * 900_000 + b"K\x01u.", "nested more than 16 deep"),
+        (b"\x80\x02" + b"]" * 99_000 + b"a" * 98_999 + b".", "nested more than 16 deep"),
+        (b"\x80\x02" + b"N" * 1_000_001 + b".", "more than 1,000,000 opcodes"),
+        (doubled(40), "uses a list, dict or array twice"),
+        (b"\x80\x02}K\x01\x85K\x01s.", "keys are no texts"),
+        (b"\x80\x02B\xff\xff\xff\x7fabc.", "expected 2147483647 bytes"),
+        (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x0fabc.", "bytes"),
+        (
+            b"\x80\x02(c_codecs\nencode\nq\x01X\x64\0\0\0"
+            + b"x" * 100
+            + b"\x85q\x02Rh\x01h\x02R"
+            + b"h\x01h\x02R" * 50
+            + b"t.",
+            "grows beyond its own size",
+        ),
+        (b"\x80\x02K\x01(" + b"(t" * 100_000 + b"t.", "it is no dict"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_pickles_made_to_do_harm(raw, message, tmp_path):
+    for name in ("data_batch_1", "test_batch"):
+        (tmp_path / name).write_bytes(raw)
+    with pytest.raises(EinlinearError, match=message):
+        read_cifar(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "labels", [["a"] * 6, [10**30] * 6, [[1]] * 6, {b"a": 1}, b"123456", [True] * 6, [-1] * 6]
+)
+def test_labels_that_are_none(labels, tmp_path):
+    with pytest.raises(EinlinearError, match=r"label|classes"):
+        read_cifar(save_pickles(tmp_path / "a", labels=labels))
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "test_batch").mkdir()
+    (tmp_path / "data_batch_1").mkdir()
+    with pytest.raises(EinlinearError, match="Is a directory"):
+        read_cifar(tmp_path)
+    for name in ("data_batch_1", "test_batch"):
+        (tmp_path / name).rmdir()
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2**40)  # a file of holes: a terabyte, and nothing on the disk
+    with pytest.raises(EinlinearError, match="has 1,099,511,627,776 bytes"):
+        read_cifar(tmp_path)

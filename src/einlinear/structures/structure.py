@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice, permutations
+from itertools import permutations
 from math import lcm, prod
 from numbers import Integral
-from typing import Any
 
 from einlinear.errors import EinlinearError, quote, shorten
 from einlinear.structures.edges import (
@@ -26,6 +25,7 @@ from einlinear.structures.values import (
     exponent,
     fixed_size,
     is_inexact,
+    taken,
 )
 
 THETA_EDGES = all_edges(2)
@@ -76,8 +76,7 @@ class Structure:
     def from_theta(cls, theta: Sequence[object]) -> Structure:
         """A structure of two factors from the paper's numbers: XA XB XAB YA YB YAB AB."""
         most = len(THETA_EDGES)
-        is_many = isinstance(theta, Iterable) and not isinstance(theta, str)
-        values = tuple(islice(theta, most + 1)) if is_many else None
+        values = taken(theta, most + 1)
         if values is None or len(values) != most:
             given = quote(theta)
             if values is not None:
@@ -88,7 +87,7 @@ class Structure:
                 fix="write absent edges as 0: (1/2, 0, 1/2, 0, 1/2, 1/2, 0); "
                 "for more factors give edges, such as XA^1/2 XBC^1/2 YC^1",
             )
-        return cls(tuple(zip(THETA_EDGES, values, strict=True)))  # type: ignore[arg-type]
+        return cls(tuple(zip(THETA_EDGES, values, strict=True)))
 
     @property
     def theta(self) -> tuple[Fraction | int, ...]:
@@ -184,15 +183,16 @@ def _pairs(edges: object) -> list[tuple[object, object]]:
     """Names and values of edges given as a mapping or as pairs."""
     if isinstance(edges, Mapping):
         return list(edges.items())
-    pairs: list[Any] = list(islice(edges, _MOST)) if isinstance(edges, Iterable) else [edges]
-    if len(pairs) == _MOST or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+    pairs = taken(edges, _MOST)
+    is_all = pairs is not None and len(pairs) < _MOST
+    if not is_all or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs or ()):
         raise EinlinearError(
             what=f"the edges are given as {quote(edges)}",
             rule="edges are a mapping from the name of an edge to its exponent or fixed size",
             fix='write {"XA": "1/2", "XAB": "1/2", "YB": "1/2", "YAB": "1/2", "AB": 4}, '
             'or el.parse("btt(rank=4)")',
         )
-    return pairs
+    return pairs or []
 
 
 def _absorb_float_noise_(values: dict[str, Fraction | int], side: str, floats: list[str]) -> None:

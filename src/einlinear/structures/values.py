@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
+from itertools import islice
 from numbers import Integral, Rational, Real
+from typing import Any
 
 from einlinear.errors import EinlinearError, quote
 
@@ -45,6 +48,16 @@ def exponent(value: object, name: str) -> Fraction:
             "in text AB:4",
         )
     return exact
+
+
+def taken(values: object, most: int) -> list[Any] | None:
+    """At most so many of what can be gone through, endless or not; None of all else and texts."""
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        return None
+    try:
+        return list(islice(values, most))
+    except TypeError:  # an array of no axes says that it can be, and cannot
+        return None
 
 
 def fixed_size(value: object, name: str) -> Fraction | int:

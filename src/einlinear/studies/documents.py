@@ -9,12 +9,12 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from einlinear.errors import EinlinearError, reason, shorten
 from einlinear.files import as_path, parse_object
+from einlinear.structures.values import taken
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -49,9 +49,8 @@ class Reading:
 
 def find_sources(sources: Source | Sequence[Source]) -> tuple[Source, ...]:
     """The files of files and folders, those of a folder in the order of their names."""
-    given: list[Any] = [sources]
-    if isinstance(sources, Iterable) and not isinstance(sources, (str, bytes)):
-        given = list(islice(sources, _MOST_SOURCES))
+    several = taken(sources, _MOST_SOURCES)
+    given: list[Any] = [sources] if several is None else several
     found = tuple(file for source in given for file in _files(source))
     if not found:
         raise EinlinearError(what="no text is given", rule=_RULE, fix="name a file or a folder")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 Names = NDArray[np.object_]
 Compute = Literal["flops", "linear_flops", "seconds", "params", "units", "macs", "linear_macs"]
 """FLOPs are those of training: 6 for each multiply-add of forward passes, which `macs` counts."""
+_MOST = 50_000_000
 # What a label has beside the structure, see `structure_label`.
 _ADDED = r"( (ffn-)?moe \d+/\d+)?( head-aligned)?( with head)?( without norm)?$"
 
@@ -226,7 +227,17 @@ def _not_of_length(name: str, count: int, expected: int) -> EinlinearError:
     )
 
 
+def _check_size(values: Any) -> None:
+    if isinstance(values, Sized) and not isinstance(values, np.ndarray) and len(values) > _MOST:
+        raise EinlinearError(
+            what=f"a column of observations has {len(values):,} values",
+            rule=f"observations are at most {_MOST:,} points",
+            fix="leave out points that lie close to others",
+        )
+
+
 def _names(values: Any) -> Any:
+    _check_size(values)
     column = np.asarray(values, dtype=object)
     if column.ndim == 1:
         return column
@@ -260,6 +271,7 @@ def _whole(values: Any) -> Ints:
 
 
 def _converted(values: Any, name: str, convert: Callable[[Any], Any]) -> Any:
+    _check_size(values)
     try:
         return convert(values)
     except (TypeError, ValueError, OverflowError) as error:

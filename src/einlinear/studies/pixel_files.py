@@ -14,7 +14,8 @@ from typing import IO, Any
 import numpy as np
 
 from einlinear.errors import EinlinearError, quote, reason, shorten
-from einlinear.files import as_paths
+from einlinear.files import as_path
+from einlinear.structures.values import taken
 from einlinear.studies.arrays import Array, Arrays, Header, open_arrays, read_exactly
 from einlinear.studies.cifar_batches import cifar_folder, read_cifar
 
@@ -27,6 +28,7 @@ _RULE = (
 _FIX = "name such files, or leave the data out for the patches in the package"
 _BLOCK = 4096  # images read at once,
 _BLOCK_BYTES = 2**26  # if they are not larger than this together
+_MOST_FILES = 1_000_000
 _TEST_SHARE = 10  # one image in so many is for validation, where a file does not say which
 _MOST_TESTS = 10_000
 
@@ -53,7 +55,8 @@ def load_pictures(data: str | Path | Sequence[str | Path] | None = None) -> Pict
         file = resources.files("einlinear").joinpath("studies/data/photo_patches_8x8.npz")
         with resources.as_file(file) as path:
             return _split(_read(path)["x"])
-    paths = as_paths(data, "a file of pixels")
+    several = taken(data, _MOST_FILES)
+    paths = [as_path(file, "a file of pixels") for file in ([data] if several is None else several)]
     if len(paths) == 1 and os.path.isdir(paths[0]):
         folder = cifar_folder(paths[0])
         if folder is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from hashlib import sha256
 from itertools import product
-from math import prod
+from math import inf, prod
 from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any
@@ -106,12 +106,14 @@ class Study:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "a study") -> Study:
         """A study as its file has it: name, base, and one grid or a list of them."""
+        if not isinstance(values, Mapping):
+            raise _wrong(source, values, "a study is a table of settings")
         for key in values:
             if key not in _KEYS:
-                close = get_close_matches(key, [*_KEYS, *_FIELDS], 1, 0.5)
+                close = get_close_matches(quote(key)[:40], [*_KEYS, *_FIELDS], 1, 0.5)
                 place = "put it under [base] or [grid]" if key in (*_FIELDS, BUDGET) else None
                 raise EinlinearError(
-                    what=f"unknown key {key!r} in {source}",
+                    what=f"unknown key {quote(key)} in {source}",
                     rule=f"a study has {', '.join(_KEYS)}",
                     fix=place or (f"did you mean {close[0]!r}?" if close else _EXAMPLE),
                 )
@@ -140,9 +142,9 @@ def as_study(study: Study | Mapping[str, Any] | str | Path) -> Study:
 def _check_key(key: object) -> None:
     if key in _FIELDS or key == BUDGET:
         return
-    close = get_close_matches(str(key), [*_FIELDS, BUDGET], 1, 0.5)
+    close = get_close_matches(quote(key)[:40], [*_FIELDS, BUDGET], 1, 0.5)
     raise EinlinearError(
-        what=f"unknown setting {key!r} in a study",
+        what=f"unknown setting {quote(key)} in a study",
         rule=f"base and grid hold fields of RunConfig, or {BUDGET}",
         fix=f"did you mean {close[0]!r}?" if close else f"one of {', '.join(_FIELDS)}",
     )
@@ -200,7 +202,10 @@ def _plain(name: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return inf  # no setting is, so it is refused by its name
     fix = "leave it out" if value is None else "give one of these, or a list"
     raise _wrong(name, value, "a setting is a text, a number, a flag, or a list of them", fix)
 
@@ -222,7 +227,7 @@ def _values(name: str, value: Any) -> tuple[Any, ...]:
         key = str(entry) if isinstance(entry, list) else entry
         if key in seen:
             rule = "a list of a grid has each value once"
-            raise _wrong(name, value, rule, f"leave the second {entry!r} out")
+            raise _wrong(name, value, rule, f"leave the second {quote(entry)} out")
         seen.add(key)
     return tuple(value)
 
@@ -243,7 +248,7 @@ def _cell(settings: Mapping[str, Any]) -> Cell:
         raise _wrong(BUDGET, flops, rule, f"give a number such as {BUDGET} = 1e12")
     if "steps" in rest:
         raise EinlinearError(
-            what=f"steps are {rest['steps']!r} and {BUDGET} {flops:g}",
+            what=f"steps are {quote(rest['steps'])} and {BUDGET} {flops:g}",
             rule=f"the steps of a run are given, or follow from its {BUDGET}",
             fix=f"leave steps or {BUDGET} out",
         )

@@ -46,8 +46,8 @@ def open_task(
         if setting not in known:
             raise EinlinearError(
                 what=f"the task {name} is given the setting {quote(setting)}",
-                rule=f"the settings of {name} are {', '.join(known)}",
-                fix=f"did you mean {_nearest(setting, known)!r}?",
+                rule=f"the settings of {name} are {', '.join(known) or 'none'}",
+                fix=f"did you mean {_nearest(setting, known)!r}?" if known else "leave it out",
             )
     return OPENERS[name](data, **settings)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def open_cifar_task(
     if data is not None and not isinstance(data, (str, Path)):
         raise EinlinearError(
             what=f"cifar is given {len(data)} files"
-            if isinstance(data, Sized)
+            if isinstance(data, list | tuple)
             else f"cifar is given the data {quote(data)}",
             rule="the images and classes are in one file or one folder",
             fix="give one path",

@@ -22,6 +22,8 @@ IN_FEATURES = 8
 
 _HIGHEST_SEED = 2**63  # seeds of runs lie below; those of the teacher and of validation above
 _WEIGHTS, _SCALE, _VALIDATION = 0, 1, 2  # what a stream of random numbers is for
+_DEEPEST = 10_000
+_MOST_NUMBERS = 2**31  # that a teacher may take
 _SAMPLES = 4096  # inputs by which the teacher's answers are standardised
 
 
@@ -118,9 +120,18 @@ def open_regression_task(
         )
     in_features = whole_number(in_features, "in_features", 1)
     teacher_width = whole_number(teacher_width, "teacher_width", 1)
-    teacher_depth = whole_number(teacher_depth, "teacher_depth", 2)
+    teacher_depth = whole_number(teacher_depth, "teacher_depth", 2, _DEEPEST)
     teacher_seed = whole_number(teacher_seed, "teacher_seed", 0, _HIGHEST_SEED - 1)
     widths = [in_features, *[teacher_width] * (teacher_depth - 1), 1]
+    needed = _SAMPLES * max(widths) + sum(a * b for a, b in pairwise(widths))
+    if needed > _MOST_NUMBERS:
+        raise EinlinearError(
+            what=f"a teacher of in_features {in_features:,}, teacher_width {teacher_width:,} and "
+            f"teacher_depth {teacher_depth:,} needs {4 * needed / 1e9:,.0f} GB",
+            rule=f"the weights and answers of a teacher take at most {4 * _MOST_NUMBERS / 1e9:.0f} "
+            "GB",
+            fix="give a smaller teacher_width or teacher_depth; the paper's are 1024 and 6",
+        )
     text = f"regression 1 {widths} {teacher_seed}"
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
     return RegressionTask(make_teacher(widths, teacher_seed), fingerprint, teacher_seed)

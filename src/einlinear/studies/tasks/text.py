@@ -123,14 +123,14 @@ def open_text_task(
         )
     if data is None:
         share = _OWN_SHARE if validation_share is None else validation_share
-        tokens = own_tokens(vocabulary or "ascii", share)
+        tokens = own_tokens("ascii" if vocabulary is None else vocabulary, share)
     elif is_folder:
         tokens = open_tokens(data, vocabulary)  # type: ignore[arg-type]
     else:
         tokens = open_text(
             data,
             validation=validation,
-            vocabulary=vocabulary or "ascii",
+            vocabulary="ascii" if vocabulary is None else vocabulary,
             rule=rule,
             validation_share=SHARE if validation_share is None else validation_share,
         )
