@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.terminal import console, say
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _linf(text: str) -> Linf:
         return float(text)
     except ValueError:
         raise EinlinearError(
-            what=f"linf is {text!r}",
+            what=f"linf is {quote(text)}",
             rule="linf is shared, fitted or a number",
             fix="give --linf shared, or a number below all losses, such as --linf 1.2",
         ) from None

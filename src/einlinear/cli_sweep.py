@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from einlinear.errors import EinlinearError
+from einlinear.errors import quote as quoted
 from einlinear.studies.numbers import duration
 from einlinear.studies.sweeps.placing import ExecutorName, Placing, opened, place
 from einlinear.studies.sweeps.study import Study, load_study
@@ -89,7 +90,7 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
         name, sign, value = pair.partition("=")
         if not sign or not name or not value:
             raise EinlinearError(
-                what=f"--slurm has {pair!r}",
+                what=f"--slurm has {quoted(pair)}",
                 rule="settings are given as name=value",
                 fix="try --slurm partition=cpu time=120",
             )

@@ -81,8 +81,9 @@ class _Short(reprlib.Repr):
         return str(x)
 
     def repr_instance(self, x: object, level: int) -> str:
-        """What the value says of itself."""
-        return repr(str(x) if isinstance(x, PurePath) else x)
+        """What the value says of itself, in one line."""
+        text = repr(str(x) if isinstance(x, PurePath) else x)
+        return " ".join(text.split()) if "\n" in text else text
 
 
 _SHORT = _Short()

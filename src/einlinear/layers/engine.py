@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.flat import VERSION, compile_program
 from einlinear.structures.plan import Plan
 
@@ -72,13 +72,13 @@ class _Library:
         """Use one of TARGETS; it stays as it was if that cannot be."""
         if name not in TARGETS:
             raise EinlinearError(
-                what=f"there is no target {name!r}",
+                what=f"there is no target {quote(name)}",
                 rule=f"a target is one of {', '.join(TARGETS)}",
                 fix=f"use one of {', '.join(self.supported())}, or leave it out to use the best",
             )
         if self.target(TARGETS.index(name)) < 0:
             raise EinlinearError(
-                what=f"this processor cannot run the target {name!r}",
+                what=f"this processor cannot run the target {quote(name)}",
                 rule="a target needs the instructions it is named after",
                 fix=f"use one of {', '.join(self.supported())}, or leave it out to use the best",
             )
@@ -213,7 +213,7 @@ _MOST_PREPARED = 4096
 def _prepare(plan: Plan) -> _Prepared:
     if not isinstance(plan, Plan):
         raise EinlinearError(
-            what=f"the engine was given {plan!r} for a plan",
+            what=f"the engine was given {quote(plan)} for a plan",
             rule="the engine runs plans",
             fix="pass make_plan(structure, d_in, d_out)",
         )
@@ -345,7 +345,7 @@ def _check_count(count: int, wanted: int, name: str) -> None:
 
 def _bad_call(dtype: object, error: Exception) -> EinlinearError:
     return EinlinearError(
-        what=f"the engine cannot be called like this, with dtype {dtype!r}: {error}",
+        what=f"the engine cannot be called like this, with dtype {quote(dtype)}: {error}",
         rule=f"dtypes are {', '.join(DTYPES)}; addresses, sizes and row lengths are whole numbers, "
         "and there is one factor per step",
         fix="pass data_ptr() of contiguous tensors, and stride(0) of rows",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers import compiled, operators
 from einlinear.layers.cost import cheapest, cheapest_cached
 from einlinear.layers.strided import padded
@@ -45,7 +45,7 @@ def multiply(
     if variant in VARIANTS:
         return operators.run(plan, x_td, factors, bias, variant)
     raise EinlinearError(
-        what=f"there is no variant {variant!r}",
+        what=f"there is no variant {quote(variant)}",
         rule=f"a variant is one of {', '.join(VARIANTS)}",
         fix="leave the choice to the layer, or name one of them; einlinear doctor says whether "
         "there is an engine",

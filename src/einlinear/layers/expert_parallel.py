@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.exchange import ExpertShard
 from einlinear.layers.routing import Routed
 
@@ -58,7 +58,7 @@ class ExpertSharding:
         per_rank = {known.name: known.per_rank for known in self.layers}.get(layer, 0)
         if not per_rank:
             raise EinlinearError(
-                what=f"the experts of layer {layer!r} are asked for",
+                what=f"the experts of layer {quote(layer)} are asked for",
                 rule="only layers with experts are sharded",
                 fix=f"name one of {', '.join(repr(known.name) for known in self.layers)}",
             )
@@ -182,7 +182,7 @@ def _mesh(model: nn.Module, group: dist.ProcessGroup | DeviceMesh | None) -> Dev
     process_group = dist.group.WORLD if group is None else group
     if not isinstance(process_group, dist.ProcessGroup):
         raise EinlinearError(
-            what=f"the group is given as {group!r:.80}, of which this rank is not part",
+            what=f"the group is given as {quote(group)}, of which this rank is not part",
             rule="a group is a ProcessGroup or a DeviceMesh that holds this rank",
             fix="leave it out for all ranks, or give what torch.distributed.new_group returns",
         )

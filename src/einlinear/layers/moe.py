@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.execute import dense_weight
 from einlinear.layers.expert_operators import multiply_experts
 from einlinear.layers.experts import Pairs, normalised_experts, sort_pairs
@@ -198,7 +198,7 @@ class MoEFeedForward(Routed):
         super().__init__(num_experts, num_active)
         if activation not in ACTIVATIONS:
             raise EinlinearError(
-                what=f"the activation is {activation!r}",
+                what=f"the activation is {quote(activation)}",
                 rule=f"an activation is one of {', '.join(ACTIVATIONS)}",
                 fix='give activation="gelu"',
             )

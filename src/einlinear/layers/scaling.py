@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Literal, get_args
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.plan import Plan
 
 Optimizer = Literal["adam", "sgd"]
@@ -55,7 +55,7 @@ class Scaling:
             )
         if self.kind not in get_args(Kind):
             raise EinlinearError(
-                what=f"the scaling of a parameter has the kind {self.kind!r}",
+                what=f"the scaling of a parameter has the kind {quote(self.kind)}",
                 rule=f"the kind is one of {', '.join(get_args(Kind))}",
                 fix='use "matrix" for what multiplies the input, "vector" for biases and gains',
             )

@@ -9,7 +9,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.execute import ALL_VARIANTS, fitting_variants, multiply
 from einlinear.layers.linear import EinsumLinear, situation
 from einlinear.layers.measure import interleaved
@@ -49,7 +49,7 @@ def tune(
             is_known = name in layers and set(chosen.values()) <= set(ALL_VARIANTS)
             if not is_known or not all(map(_SITUATION.fullmatch, chosen)):
                 raise EinlinearError(
-                    what=f"there is a choice {dict(chosen)} for the layer {name!r}",
+                    what=f"there is a choice {quote(dict(chosen))} for the layer {quote(name)}",
                     rule="choices name layers of the model, situations such as 'cpu float32 up to "
                     f"2048 tokens', and variants {', '.join(ALL_VARIANTS)}",
                     fix="give back what tune returned for such a model; its layers are "

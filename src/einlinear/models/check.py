@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.scaling import Optimizer
 from einlinear.models.check_plot import Panel, draw_panels
 from einlinear.models.facts import find_facts, find_layers
@@ -183,7 +183,7 @@ def coordinate_check(
     widths = _checked_widths(widths)
     if parametrization not in get_args(Parametrization) or optimizer not in _OPTIMIZERS:
         raise EinlinearError(
-            what=f"parametrization is {parametrization!r}, optimizer is {optimizer!r}",
+            what=f"parametrization is {quote(parametrization)}, optimizer is {quote(optimizer)}",
             rule='parametrization is "mup" or "naive", optimizer is "adam" or "sgd"',
             fix='try parametrization="mup", optimizer="adam"',
         )

@@ -148,8 +148,8 @@ def named_roles(model: nn.Module) -> dict[str, set[str]]:
             for pattern, role in declared.items():
                 if role not in roles:
                     raise EinlinearError(
-                        what=f"layer_roles of {type(module).__name__} gives {pattern!r} the role "
-                        f"{role!r}",
+                        what=f"layer_roles of {type(module).__name__} gives {quote(pattern)} the "
+                        f"role {quote(role)}",
                         rule=f"a role is one of {', '.join(map(repr, roles))}",
                         fix='use "head" for the output layer, "zero" for the end of a branch',
                     )
@@ -178,7 +178,7 @@ def match_names(patterns: Iterable[str], names: Iterable[str], argument: str) ->
         found = {name for name in names if fnmatchcase(name, pattern)}
         if not found:
             raise EinlinearError(
-                what=f"{argument}: the pattern {pattern!r} fits no layer",
+                what=f"{argument}: the pattern {quote(pattern)} fits no layer",
                 rule="a pattern is compared with the full names of layers; * stands for any text",
                 fix=f"the layers are {', '.join(names[:20]) or 'none'}"
                 + (", ..." if len(names) > 20 else ""),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.scaling import EMBEDDING_STD, Scaling, embedding_scaling
 from einlinear.models.init import init_
 from einlinear.structures.values import whole_number
@@ -361,7 +361,7 @@ def _count_heads(width: int, head_size: int | None, num_heads: int | None) -> in
 def _checked_positions(positions: Positions, head_size: int) -> Positions:
     if positions not in get_args(Positions):
         raise EinlinearError(
-            what=f"positions is {positions!r}",
+            what=f"positions is {quote(positions)}",
             rule=f"positions is one of {', '.join(map(repr, get_args(Positions)))}",
             fix='give positions="learned" as in the paper, or "alibi" for small models',
         )

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.scaling import Optimizer, Scaling, adam_rate, sgd_rate
 from einlinear.models.facts import (
     Fact,
@@ -192,7 +192,7 @@ def _table(
 ) -> ScalingTable:
     if optimizer not in get_args(Optimizer):
         raise EinlinearError(
-            what=f"the optimizer is {optimizer!r}",
+            what=f"the optimizer is {quote(optimizer)}",
             rule='rates are known for "adam" and "sgd"',
             fix='use "adam" for AdamW, Lion and others whose steps do not depend on the size of '
             'the gradient, "sgd" for SGD',
@@ -209,7 +209,7 @@ def _number(value: float, name: str, *, zero: bool = False) -> float:
     if is_number and (value > 0 or (zero and value == 0)):
         return float(value)
     raise EinlinearError(
-        what=f"{name} is {value!r}",
+        what=f"{name} is {quote(value)}",
         rule=f"{name} is a number {'of 0 or more' if zero else 'above 0'}",
         fix=f"give {name} as a float; change it later with a scheduler of torch",
     )

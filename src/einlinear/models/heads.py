@@ -11,7 +11,7 @@ from math import log, prod
 
 from torch import nn
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.sizes import TOLERANCE, closest_factors, rank_bound
 from einlinear.structures.structure import Structure, check_structure
@@ -49,7 +49,7 @@ class Heads:
             whole_number(self.num_heads, "the number of heads", 1, fix=fix)
         if self.side not in (None, *SIDES):
             raise EinlinearError(
-                what=f"the side of the heads is given as {self.side!r}",
+                what=f"the side of the heads is given as {quote(self.side)}",
                 rule="heads are at the output of a layer (queries, keys, values) or at its input",
                 fix='give side="output" or side="input", or leave it to the name of the layer',
             )

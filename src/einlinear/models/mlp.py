@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.models.init import init_
 from einlinear.structures.values import whole_number
 
@@ -53,7 +53,7 @@ class MLP(nn.Module):
         width, depth = whole_number(width, "width", 1), whole_number(depth, "depth", 1)
         if activation not in get_args(Activation):
             raise EinlinearError(
-                what=f"the activation is {activation!r}",
+                what=f"the activation is {quote(activation)}",
                 rule=f"an activation is one of {', '.join(map(repr, get_args(Activation)))}",
                 fix='give activation="relu"',
             )

@@ -156,7 +156,7 @@ def _refuse_unmatched(pattern: Pattern, layers: Sequence[Names]) -> NoReturn:
         fix = f"did you mean {' or '.join(map(repr, close))}?"
     nearest_first = sorted(layers, key=lambda layer: min(map([*close, *layer].index, layer)))
     raise EinlinearError(
-        what=f"the pattern {pattern.text!r} matches no linear layer",
+        what=f"the pattern {quote(pattern.text)} matches no linear layer",
         rule=f"the linear layers are {listed(nearest_first)}",
         fix=fix,
     )
@@ -172,8 +172,8 @@ def _close(text: str, names: list[str]) -> list[str]:
 
 def _refuse_shadowed(pattern: Pattern, before: tuple[Pattern, ...]) -> NoReturn:
     raise EinlinearError(
-        what=f"the pattern {pattern.text!r} never decides: every layer it matches is matched "
+        what=f"the pattern {quote(pattern.text)} never decides: every layer it matches is matched "
         f"earlier, by {' or '.join(repr(p.text) for p in before)}",
         rule="the first pattern that matches a layer decides",
-        fix=f"put {pattern.text!r} before them, or leave it out",
+        fix=f"put {quote(pattern.text)} before them, or leave it out",
     )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 from torch import nn
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.layers.scaling import (
     Scaling,
     embedding_scaling,
@@ -47,7 +47,7 @@ def register_scaling(module_type: type[nn.Module], function: Rule | None = None)
     """
     if not (isinstance(module_type, type) and issubclass(module_type, nn.Module)):
         raise EinlinearError(
-            what=f"a scaling is registered for {module_type!r}",
+            what=f"a scaling is registered for {quote(module_type)}",
             rule="a rule belongs to a class of modules",
             fix="give the class itself, such as el.register_scaling(MyLayer, function)",
         )

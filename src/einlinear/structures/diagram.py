@@ -7,7 +7,7 @@ from html import escape
 from math import cos, hypot, log, sin
 from textwrap import wrap
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.plan import Plan
 
 COLOURS = {"X": "#2563a8", "Y": "#b45309", "": "#6d28d9"}
@@ -44,7 +44,7 @@ def draw_structure(plan: Plan, *, caption: bool = True) -> str:
     """
     if not isinstance(plan, Plan):
         raise EinlinearError(
-            what=f"a drawing was asked of {plan!r:.80}",
+            what=f"a drawing was asked of {quote(plan)}",
             rule="a drawing shows a plan: a structure at given widths",
             fix="use el.draw_structure(el.make_plan(structure, 1024, 1024))",
         )

@@ -13,7 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from einlinear.errors import EinlinearError, cannot_write
+from einlinear.errors import EinlinearError, cannot_write, quote
 from einlinear.files import parse_object, write_whole
 from einlinear.studies.config import RunConfig
 from einlinear.studies.fields import typed
@@ -110,7 +110,7 @@ class RunDirectory:
                 held = None if record is None else record.config
         if held is not None and held.id != config.id:
             old, new = held.as_dict(), config.as_dict()
-            differ = [f"{k} {old[k]!r}, not {new[k]!r}" for k in new if new[k] != old[k]]
+            differ = [f"{k} {quote(old[k])}, not {quote(new[k])}" for k in new if new[k] != old[k]]
             raise EinlinearError(
                 what=f"{self.path} holds another run: {', '.join(differ[:4])}",
                 rule="a directory holds one run, whose settings do not change",

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.values import whole_number
 from einlinear.studies.law import Laws, Sharing
 from einlinear.studies.observations import Floats, Observations, as_observations, codes
@@ -82,7 +82,7 @@ class PowerLaw:
         """The loss that the law gives for some compute."""
         if compute <= 0:
             raise EinlinearError(
-                what=f"compute is {compute!r}",
+                what=f"compute is {quote(compute)}",
                 rule="a power law holds for compute above 0",
                 fix="give some between {:.4g} and {:.4g}".format(*self.compute_range),
             )
@@ -117,7 +117,7 @@ class Fit:
             if law.structure == structure:
                 return law
         raise EinlinearError(
-            what=f"there is no law of {structure!r}",
+            what=f"there is no law of {quote(structure)}",
             rule="a fit has a law for every structure observed",
             fix=f"give one of {', '.join(law.structure for law in self.laws)}",
         )
@@ -232,7 +232,7 @@ def pose(
         _check_choice("linf", linf, ("fitted", "shared"), " or a number")
         if method == "paper":
             raise EinlinearError(
-                what=f'method is "paper", linf {linf!r}',
+                what=f'method is "paper", linf {quote(linf)}',
                 rule="the paper's recipe subtracts a linf that is given",
                 fix="give a number, such as linf=0.0, and look at linf_table",
             )
@@ -317,7 +317,7 @@ def check_draws(level: float, resamples: int, seed: int) -> None:
     """Refuse a level that is no share, and numbers that are not whole."""
     if not (isinstance(level, Real) and 0 < level < 1):
         raise EinlinearError(
-            what=f"level is {level!r}", rule="level is between 0 and 1", fix="give level=0.9"
+            what=f"level is {quote(level)}", rule="level is between 0 and 1", fix="give level=0.9"
         )
     whole_number(resamples, "resamples", 0)
     whole_number(seed, "seed", 0)
@@ -331,7 +331,7 @@ def _check_number(linf: object) -> None:
 def _check_tolerance(tolerance: float) -> None:
     if not (isinstance(tolerance, Real) and isfinite(tolerance) and tolerance >= 0):
         raise EinlinearError(
-            what=f"tolerance is {tolerance!r}",
+            what=f"tolerance is {quote(tolerance)}",
             rule="tolerance is a share of 0 or more above the hull",
             fix="give tolerance=0.05",
         )
@@ -340,7 +340,7 @@ def _check_tolerance(tolerance: float) -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...], more: str = "") -> None:
     if value not in choices:
         raise EinlinearError(
-            what=f"{name} is {value!r}",
+            what=f"{name} is {quote(value)}",
             rule=f"{name} is one of {', '.join(choices)}{more}",
             fix=f'give {name}="{choices[0]}"',
         )

@@ -8,7 +8,7 @@ from math import nan
 
 import numpy as np
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.studies.fit import (
     Choice,
     Data,
@@ -102,7 +102,7 @@ def compute_multiplier(
     check_draws(level, resamples, seed)
     if len(data.structures) < 2:
         raise EinlinearError(
-            what=f"there is no structure but {reference!r}",
+            what=f"there is no structure but {quote(reference)}",
             rule="a multiplier compares a structure with a reference",
             fix="add runs of another structure",
         )
@@ -169,7 +169,7 @@ def _grid(ranges: Floats, losses: Sequence[float] | None) -> Floats:
         grid = np.zeros(0)
     if grid.ndim != 1 or not len(grid) or not (np.isfinite(grid) & (grid > 0)).all():
         raise EinlinearError(
-            what=f"losses is {losses!r}",
+            what=f"losses is {quote(losses)}",
             rule="losses are finite numbers above 0",
             fix=f"give some between {ranges.min():.4g} and {ranges.max():.4g}",
         )
@@ -246,7 +246,7 @@ def linf_table(
         values = [share * float(data.loss.min()) for share in (0.0, 0.3, 0.6, 0.8, 0.9)]
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise EinlinearError(
-            what=f"values are {values!r:.120}",
+            what=f"values are {quote(values)}",
             rule="values are several linf, to be compared",
             fix="give a list of numbers, such as [0.0, 0.5, 1.0]",
         )

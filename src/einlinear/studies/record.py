@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from einlinear.errors import EinlinearError, quote
+from einlinear.errors import EinlinearError, quote, reason
 from einlinear.studies.config import RunConfig
 from einlinear.studies.fields import field_types, typed
 
@@ -180,7 +180,7 @@ class RunRecord:
                 raise
             missing = isinstance(error, KeyError)
             raise EinlinearError(
-                what=f"cannot read {source}: {f'it lacks {error}' if missing else error}",
+                what=f"cannot read {source}: {f'it lacks {error}' if missing else reason(error)}",
                 rule="a record is the record.json that a run has written",
                 fix="give the command of the run again, which trains it again",
             ) from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.studies.law import (
     Laws,
     Points,
@@ -111,7 +111,7 @@ def check_compute(structures: tuple[str, ...], tables: tuple[Table, ...]) -> Non
     for structure, table in zip(structures, tables, strict=True):
         if not len(table.x):
             raise EinlinearError(
-                what=f"{structure!r} has no point of some compute",
+                what=f"{quote(structure)} has no point of some compute",
                 rule="frontiers and power laws are made of points with compute above 0",
                 fix="train longer, or leave the structure out",
             )
@@ -217,7 +217,7 @@ def _check_enough(problem: Problem, selection: Selection) -> None:
             noun = "point" if count == 1 else "points"
             given = "given" if problem.sharing == "given" else "fitted"
             raise EinlinearError(
-                what=f"{structure!r} has {count} {noun} at different compute that count",
+                what=f"{quote(structure)} has {count} {noun} at different compute that count",
                 rule=f"a power law with linf {given} needs {_least(problem)} or more{ends}",
                 fix=FIXES[selection],
             )
@@ -234,7 +234,7 @@ def solve(problem: Problem) -> tuple[Laws, Floats]:
     for structure, a in zip(problem.structures, found[0].a[0], strict=True):
         if not a > 0:
             raise EinlinearError(
-                what=f"the loss of {structure!r} does not fall with compute: a is {a:.3g}",
+                what=f"the loss of {quote(structure)} does not fall with compute: a is {a:.3g}",
                 rule="L = linf + b C^-a has an a above 0",
                 fix="check that compute is not constant, or add runs with more of it",
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.values import whole_number
 from einlinear.studies.config import RunConfig
 from einlinear.studies.directory import DamagedError, RunDirectory, read_record
@@ -54,7 +54,7 @@ def train(
     """
     if not isinstance(config, RunConfig):
         raise EinlinearError(
-            what=f"the config is given as {config!r:.80}",
+            what=f"the config is given as {quote(config)}",
             rule="a run is decided by a RunConfig",
             fix='train(RunConfig(task="text", structure="btt"))',
         )

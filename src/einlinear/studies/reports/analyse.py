@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.studies.fit import (
     Choice,
     Linf,
@@ -153,7 +153,7 @@ def _choose_task(gathered: Gathered, task: str | None) -> str:
     tasks = gathered.tasks
     if task is not None and task not in tasks:
         raise EinlinearError(
-            what=f"there are no runs of the task {task!r}",
+            what=f"there are no runs of the task {quote(task)}",
             rule="a report is about one task that was run",
             fix=f"give one of {', '.join(tasks)}",
         )
@@ -175,7 +175,7 @@ def _choose_reference(
         if reference in names or plain_label(reference) in spelled:
             return reference if reference in names else spelled[plain_label(reference)]
         raise EinlinearError(
-            what=f"the reference is {reference!r}, which was not run",
+            what=f"the reference is {quote(reference)}, which was not run",
             rule="structures are compared with one of them",
             fix=f"give one of {', '.join(names)}",
         )

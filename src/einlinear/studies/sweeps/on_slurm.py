@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, Literal
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.studies.sweeps.away import missing_package, run_away
 from einlinear.studies.sweeps.job import Job, Outcome
 from einlinear.studies.sweeps.local import package_path
@@ -239,7 +239,7 @@ def check_options(options: Mapping[str, str], executor: Any) -> dict[str, Any]:
         if name not in known:
             close = get_close_matches(name, known, 1, 0.5)
             raise EinlinearError(
-                what=f"unknown setting of Slurm: {given!r}",
+                what=f"unknown setting of Slurm: {quote(given)}",
                 rule=f"settings of Slurm are {', '.join(known)}",
                 fix=f"did you mean {close[0]!r}?" if close else 'such as partition or time="120"',
             )

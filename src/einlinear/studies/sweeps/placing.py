@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.values import whole_number
 from einlinear.studies.sweeps.executor import Executor
 from einlinear.studies.sweeps.local import LocalExecutor
@@ -46,7 +46,7 @@ class Placing:
     def __post_init__(self) -> None:
         if self.executor not in get_args(ExecutorName):
             raise EinlinearError(
-                what=f"executor is {self.executor!r}",
+                what=f"executor is {quote(self.executor)}",
                 rule=f"executor is one of {', '.join(get_args(ExecutorName))}",
                 fix='give "local", or leave it out',
             )
@@ -63,7 +63,7 @@ class Placing:
         for name, executor in belongs.items():
             if getattr(self, name) and self.executor != executor:
                 raise EinlinearError(
-                    what=f"{name} is {getattr(self, name)!r}, the executor {self.executor}",
+                    what=f"{name} is {quote(getattr(self, name))}, the executor {self.executor}",
                     rule=f"{name} is a setting of {executor}",
                     fix=f'give executor="{executor}", or leave {name} out',
                 )
