@@ -1,6 +1,6 @@
 """Many damaged files, odd arguments and strange command lines: how each is answered.
 
-    python tests/fuzz.py --inputs 20000 [--seed S] [--minutes M]
+    python tests/fuzz.py --inputs 20000 [--seed S] [--minutes M] [--only TEXT]
     python tests/fuzz.py --repeat TARGET SEED     one input again, with its traceback
 
 An input is a target and a seed, from which all else follows. Good answers are values and
@@ -422,11 +422,11 @@ TARGETS = {
 }
 
 
-def choose(seed):
-    """The target of a seed: a reader of files, or a function."""
+def choose(seed, only=""):
+    """The target of a seed: a reader of files, or a function, with some text in its name."""
     rng = random.Random(f"target {seed}")
     names = [reader.name for reader in READERS] + 3 * list(TARGETS)
-    return rng.choice(names)
+    return rng.choice([name for name in names if only in name])
 
 
 def run(name, seed, folder):
@@ -449,15 +449,14 @@ def run(name, seed, folder):
     return "accepted"
 
 
-def work(seeds, place):
+def work(inputs, place):
     """Run inputs one after the other; what was found, as JSON. `place` says which is under way."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + _MEMORY, now + _MEMORY))
     counts, found = Counter(), []
     with tempfile.TemporaryDirectory() as folder:
-        for index, seed in enumerate(seeds):
+        for index, (name, seed) in enumerate(inputs):
             place[:8] = struct.pack("<q", index)
-            name = choose(seed)
             begin = time.monotonic()
             try:
                 run(name, seed, Path(folder))
@@ -471,7 +470,7 @@ def work(seeds, place):
     return json.dumps([counts, found])
 
 
-def forked(seeds):
+def forked(inputs):
     """The counts and findings of some inputs, run in a process of its own; and how many ran."""
     place = mmap.mmap(-1, 8)
     read, write = os.pipe()
@@ -481,7 +480,7 @@ def forked(seeds):
         try:
             os.close(read)
             with os.fdopen(write, "w") as file:
-                file.write(work(seeds, place))
+                file.write(work(inputs, place))
             code = 0
         finally:
             os._exit(code)
@@ -491,11 +490,10 @@ def forked(seeds):
     _, status = os.waitpid(child, 0)
     if status == 0:
         counts, found = json.loads(text)
-        return Counter(counts), found, len(seeds)
+        return Counter(counts), found, len(inputs)
     index = struct.unpack("<q", place[:8])[0]
-    seed = seeds[index]
-    names = Counter(choose(other) for other in seeds[: index + 1])
-    return names, [[choose(seed), seed, f"the process ended: status {status}", ""]], index + 1
+    names = Counter(name for name, _ in inputs[: index + 1])
+    return names, [[*inputs[index], f"the process ended: status {status}", ""]], index + 1
 
 
 def main():
@@ -504,6 +502,7 @@ def main():
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=inf)
+    parser.add_argument("--only", default="", metavar="TEXT")
     parser.add_argument("--repeat", nargs=2, metavar=("TARGET", "SEED"))
     given = parser.parse_args()
     if given.repeat:
@@ -513,12 +512,13 @@ def main():
     for reader in READERS:
         reader.files()  # once, before processes are forked
     seeds = [f"{given.seed}:{number}" for number in range(given.inputs)]
+    inputs = [(choose(seed, given.only), seed) for seed in seeds]
     counts, found, done = Counter(), [], 0
     begin = time.monotonic()
-    while done < len(seeds) and time.monotonic() - begin < 60 * given.minutes:
-        more, findings, ran = forked(seeds[done : done + _BATCH])
+    while done < len(inputs) and time.monotonic() - begin < 60 * given.minutes:
+        more, findings, ran = forked(inputs[done : done + _BATCH])
         counts, found, done = counts + more, found + findings, done + ran
-        print(f"{done} of {len(seeds)}, {len(found)} findings", file=sys.stderr)
+        print(f"{done} of {len(inputs)}, {len(found)} findings", file=sys.stderr)
     bad = Counter(name for name, *_ in found)
     print(f"{'target':24}{'inputs':>8}{'findings':>10}")
     for name in [reader.name for reader in READERS] + list(TARGETS):
