@@ -93,12 +93,12 @@ class Landscape:
         known = [cell for cell in cells if cell.best is not None]
         extra = {cell: cell.loss_at(rate) - cell.best_loss for cell in known}
         kept = {cell: loss for cell, loss in extra.items() if isfinite(loss)}
-        worst = max(kept, key=lambda cell: kept[cell] / cell.best_loss)
+        worst = max(kept, key=lambda cell: _share(kept[cell], cell.best_loss))
         return Transfer(
             rate=rate,
             mean_loss=fmean(kept.values()),
             worst_loss=kept[worst],
-            worst_share=kept[worst] / worst.best_loss,
+            worst_share=_share(kept[worst], worst.best_loss),
             worst=f"{worst.structure} at width {worst.width}",
             diverged=len(extra) - len(kept),
         )
@@ -223,6 +223,11 @@ def make_landscape(
     )
     start = max(known[run].start_loss for run in runs if run.parametrization == "mup")
     return Landscape(config, cells, start, name)
+
+
+def _share(extra: float, loss: float) -> float:
+    """What is added to a loss, as a share of it; a loss may be 0."""
+    return extra / loss if loss > 0 else inf if extra > 0 else 0.0
 
 
 def _drift(cells: Sequence[Cell], group: Callable[[Cell], str]) -> Drift:

@@ -64,7 +64,7 @@ class LandscapeConfig:
             is_list = isinstance(values, tuple | list) and 0 < len(values) <= _MOST_VALUES
             if not is_list or len(set(map(quote, values))) < len(values):
                 raise EinlinearError(
-                    what=f"{name} are {quote(values)}",
+                    what=f"{name} are {_listed(values)}",
                     rule=f"a landscape has one or more {name}, each once",
                     fix=f"give {name} such as {example}, or leave them out",
                 )
@@ -84,7 +84,8 @@ class LandscapeConfig:
                 "seeds, naive and under muP",
                 fix="give fewer seeds, rates, widths or structures",
             )
-        if self.activation not in get_args(Activation):
+        is_known = isinstance(self.activation, str) and self.activation in get_args(Activation)
+        if not is_known:
             raise EinlinearError(
                 what=f"the activation is {quote(self.activation)}",
                 rule=f"the activation is one of {', '.join(get_args(Activation))}",
@@ -98,6 +99,10 @@ class LandscapeConfig:
         return range(low, high + 1)
 
 
+def _listed(values: object) -> str:
+    return quote(list(values) if isinstance(values, tuple) else values)
+
+
 def _check_rates(name: str, rates: tuple[int, int] | None) -> None:
     if rates is None and name == "naive_rates":
         return
@@ -106,7 +111,7 @@ def _check_rates(name: str, rates: tuple[int, int] | None) -> None:
         if low <= high:
             return
     raise EinlinearError(
-        what=f"{name} are {quote(rates)}",
+        what=f"{name} are {_listed(rates)}",
         rule="rates go from a power of two to a higher one",
         fix="give two whole numbers, the lower first: -12 -4 is 1/4096 to 1/16",
     )
@@ -169,6 +174,9 @@ class RunResult:
             is_number = isinstance(value, number)
             if type(value) not in types or (is_number and not abs(value) < _MOST):  # type: ignore[arg-type]
                 raise ValueError(f"its {name} is {quote(value)}")
+        losses = [self.start_loss, self.train_loss or 0.0, self.test_loss or 0.0]
+        if min(*losses, self.steps_done, self.seconds, self.test_accuracy) < 0:
+            raise ValueError("a loss, time or number is below 0")
         for name, known in (("parametrization", Parametrization), ("activation", Activation)):
             if getattr(run, name) not in get_args(known):
                 raise ValueError(f"its {name} is {quote(getattr(run, name))}")

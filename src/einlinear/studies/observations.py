@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -62,12 +62,13 @@ class Observations:
             "compute": _converted(self.compute, "compute", _floats),
             "loss": _converted(self.loss, "loss", _floats),  # None becomes nan
         }
+        _check_names("run", columns["run"])
         count = len(columns["run"])
-        columns["structure"] = _filled(self.structure, np.full(count, "all", object))
-        seed = _filled(self.seed, np.zeros(count, object))
+        columns["structure"] = _filled("structure", self.structure, np.full(count, "all", object))
+        seed = _filled("seed", self.seed, np.zeros(count, object))
         columns["seed"] = _converted(seed, "seed", _whole)
-        columns["group"] = _filled(self.group, columns["run"])
-        columns["size"] = _filled(self.size, columns["group"])
+        columns["group"] = _filled("group", self.group, columns["run"])
+        columns["size"] = _filled("size", self.size, columns["group"])
         if not isinstance(self.more, Mapping):
             raise EinlinearError(
                 what=f"more is {quote(self.more)}",
@@ -78,8 +79,6 @@ class Observations:
         for name, column in [*columns.items(), *more.items()]:
             if column.shape != (count,):
                 raise _not_of_length(name, column.size, count)
-        for name in ("run", "structure", "group", "size"):
-            _check_names(name, columns[name])
         keep = np.isfinite(columns["loss"])
         left_out = self.left_out + int((~keep).sum())
         for name, column in columns.items():
@@ -238,10 +237,11 @@ def _check_size(values: Any) -> None:
 
 def _names(values: Any) -> Any:
     _check_size(values)
-    column = np.asarray(values, dtype=object)
-    if column.ndim == 1:
-        return column
-    if column.ndim == 0:
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        return np.asarray(values, dtype=object)
+    is_column = isinstance(values, Sized) and isinstance(values, Iterable)
+    is_column &= not isinstance(values, str | bytes | Mapping | Set)
+    if not is_column or (isinstance(values, np.ndarray) and values.ndim == 0):
         raise _not_of_length("a column", 1, 0)
     return filled_column(list(values))
 
@@ -259,6 +259,8 @@ def _check_names(name: str, column: Names) -> None:
 
 
 def _floats(values: Any) -> Floats:
+    if isinstance(values, list | tuple) and set(map(type, values)) & {list, tuple, range, dict}:
+        raise ValueError("a value is no number")
     return np.array(values, dtype=float)
 
 
@@ -288,10 +290,11 @@ def _is_empty(column: Any) -> NDArray[np.bool_]:
     return np.asarray(is_none | is_nan | (column == ""), dtype=bool)
 
 
-def _filled(column: Any, default: NDArray[Any]) -> Any:
+def _filled(name: str, column: Any, default: NDArray[Any]) -> Any:
     if column is None:
         return default
     given = _names(column)
+    _check_names(name, given)
     if given.shape != default.shape:
         return given
     return np.where(_is_empty(given), default, given)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from hashlib import sha256
 from itertools import product
-from math import inf, prod
+from math import prod
 from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any
@@ -23,6 +23,7 @@ BUDGET = "flops"
 
 _MOST_RUNS = 100_000
 _MOST_FLOPS = 1e30  # more than all computers of the world do in a century
+_MOST_BITS = 4000  # JSON and TOML write no longer numbers
 _KEYS = ("name", "base", "grid")
 _FIELDS = tuple(field.name for field in fields(RunConfig))
 _EXAMPLE = 'give [base] task = "text" and [grid] structure = ["dense", "btt"]'
@@ -199,13 +200,13 @@ def _plain(name: str, value: Any, depth: int = 0) -> Any:
         return value
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, Integral):
+    if isinstance(value, Integral) and int(value).bit_length() < _MOST_BITS:
         return int(value)
     if isinstance(value, Real):
         try:
             return float(value)
         except OverflowError:
-            return inf  # no setting is, so it is refused by its name
+            raise _wrong(name, value, "a number of a study is below 1e308") from None
     fix = "leave it out" if value is None else "give one of these, or a list"
     raise _wrong(name, value, "a setting is a text, a number, a flag, or a list of them", fix)
 
