@@ -23,20 +23,32 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 
 import einlinear as el
 from einlinear import EinlinearError
 from einlinear.bench_rows import speeds
+from einlinear.studies.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from einlinear.studies.cifar_batches import read_cifar
 from einlinear.studies.config import RunConfig
 from einlinear.studies.config_file import load_config
+from einlinear.studies.directory import RunDirectory, read_metrics, read_record
 from einlinear.studies.images import load_images
 from einlinear.studies.landscape_runs import LandscapeConfig, RunResult, plan_runs
 from einlinear.studies.landscape_sweep import read_results
+from einlinear.studies.load import load_writer
 from einlinear.studies.pixel_files import load_pictures
+from einlinear.studies.reports.analyse import Settings as ReportSettings
+from einlinear.studies.reports.analyse import analyse
+from einlinear.studies.reports.gather import gather
+from einlinear.studies.sweeps.claims import Sight, Watch, claimed, take
+from einlinear.studies.sweeps.job import keep_failure
 from einlinear.studies.sweeps.study import load_study
 from einlinear.studies.token_parts import Chunk, Settings, part_path, read_part, write_part
 from einlinear.studies.tokens import open_text, open_tokens
+from einlinear.studies.train import train
+from report_records import DENSE, make_record, write_record
+from runs import tiny
 
 SECONDS = 20.0  # more than any reader needs for a small file on a busy machine
 LONGEST = 1_200  # characters of what a message says: a few paths, and 200 of the input
@@ -476,6 +488,81 @@ def bench_of(folder):
     return speeds((folder / "a.json").read_bytes().decode("utf-8", "replace"), "a.json")
 
 
+@cache
+def run_files():
+    """The files of a finished run."""
+    with TemporaryDirectory() as folder:
+        train(tiny(steps=4, warmup=1, eval_points=1, eval_size=2), folder)
+        return _files_of(folder)
+
+
+def record_of(folder):
+    return json.dumps(read_record(folder).as_dict())
+
+
+def writer_of(folder):
+    model = load_writer(folder).model
+    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+
+
+@cache
+def checkpoint_files():
+    """Two checkpoints, of steps 5 and 10."""
+    with TemporaryDirectory() as folder:
+        for step in (5, 10):
+            tensors = {"a": torch.full((3,), float(step))}
+            values = {"metrics_position": step, "x": 0.1}
+            save_checkpoint(Path(folder), Checkpoint(step, tensors, values))
+        return _files_of(folder)
+
+
+def checkpoint_of(folder):
+    held = load_checkpoint(folder)
+    return None if held is None else (held.step, held.tensors["a"].tolist(), held.values)
+
+
+OLDER = (5, [5.0, 5.0, 5.0], {"metrics_position": 5, "x": 0.1})
+
+
+@cache
+def sweep_files():
+    """A sweep: finished runs, one that has failed, one that somebody works on."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        records = [make_record(DENSE, width, 0, points=4, steps=40) for width in (32, 64, 96)]
+        for number, record in enumerate(records):
+            write_record(folder / "runs" / str(number), record)
+        for number in (1, 2):
+            path = folder / "runs" / str(number)
+            (path / "record.json").unlink()
+            points = [{"kind": "point", **asdict(point)} for point in records[number].curve]
+            lines = "".join(json.dumps(point) + "\n" for point in points)
+            (path / "metrics.jsonl").write_text(lines)
+        keep_failure(folder / "runs" / "1", "error", "it was too large")
+        claim = take(folder / "runs" / "2", Sight())
+        claim.write()
+        claim_path = next((folder / "runs" / "2").glob("claim-*"))
+        claim_path.rename(folder / "runs" / "2" / "claim-000001")
+        (folder / "studies").mkdir()
+        (folder / "studies" / "a.toml").write_text(STUDY)
+        return _files_of(folder)
+
+
+def claim_of(folder):
+    Watch().free(folder / "runs" / "2")
+    return claimed(folder / "runs" / "2")
+
+
+def report_of(folder):
+    found = gather(folder)
+    analyse(found, ReportSettings(resamples=0))
+    return len(found.runs)
+
+
+def report_row(name, file):
+    return Reader(f"report, {name}", sweep_files, file, report_of, may_refuse=False)
+
+
 READERS = [
     Reader(
         "config, TOML",
@@ -534,4 +621,36 @@ READERS = [
     Reader("CIFAR, binary", lambda: cifar_files(None), "data_batch_1.bin", cifar_of),
     Reader("landscape", fixed(a__jsonl=landscape_lines().encode()), "a.jsonl", landscape_of),
     Reader("benchmark", fixed(a__json=bench_rows().encode()), "a.json", bench_of),
+    Reader("record", run_files, "record.json", record_of, is_sealed=True),
+    Reader("weights", run_files, "model.safetensors", writer_of, is_sealed=True),
+    Reader("metrics", run_files, "metrics.jsonl", lambda folder: len(read_metrics(folder))),
+    Reader(
+        "config of a run",
+        run_files,
+        "config.json",
+        lambda folder: RunDirectory(folder).read_config().id,
+    ),
+    Reader(
+        "checkpoint",
+        checkpoint_files,
+        "step-000000010.json",
+        checkpoint_of,
+        is_sealed=True,
+        otherwise=(OLDER,),
+    ),
+    Reader(
+        "checkpoint, tensors",
+        checkpoint_files,
+        "step-000000010.safetensors",
+        checkpoint_of,
+        is_sealed=True,
+        otherwise=(OLDER,),
+    ),
+    Reader("claim", sweep_files, "runs/2/claim-000001", claim_of, may_refuse=False),
+    report_row("record", "runs/0/record.json"),
+    report_row("config", "runs/1/config.json"),
+    report_row("metrics", "runs/1/metrics.jsonl"),
+    report_row("failures", "runs/1/failures.jsonl"),
+    report_row("claim", "runs/2/claim-000001"),
+    report_row("study", "studies/a.toml"),
 ]
