@@ -169,7 +169,9 @@ class RunRecord:
                 for name, hint in field_types(cls).items()
                 if name != "config"
             }
-            record = cls(config=RunConfig.from_dict(values["config"], source), **held)
+            record = cls(
+                config=RunConfig.from_dict(values["config"], f"the config in {source}"), **held
+            )
             if not record.curve:
                 raise ValueError("it has no points")
             if record.status == "finished" and record.final_loss is None:
