@@ -240,7 +240,7 @@ def soak(name, folder, kills, draw):
             _note_repeated(target, out, done, tally)
             if process.exitcode == 0:
                 break
-            if process.exitcode not in (1, -signal.SIGKILL):
+            if process.exitcode not in (1, 2, -signal.SIGKILL):
                 tally.lost.append(f"{out}: exit code {process.exitcode}")
         tally.finished += 1
         _check(target, out, whole, tally)
