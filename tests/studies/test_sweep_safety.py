@@ -80,6 +80,13 @@ def children(pid):
     return found
 
 
+def ended_process():
+    """The number of a process that has ended."""
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return process.pid
+
+
 def killed_command(study, out, wait):
     """The command itself, killed; its workers leave."""
     command = [sys.executable, "-m", "einlinear", "sweep", str(study), "--out", str(out), *TWO]
@@ -178,6 +185,8 @@ def test_records_that_cannot_be_read(tmp_path, reference):
     left = paths[8].parent / "checkpoints" / "step-000000020.safetensors"
     left.parent.mkdir()
     left.write_bytes(b"of a process that was killed right after the record")
+    claim = paths[8].parent / "claim-000001"
+    claim.write_text(json.dumps({"host": host_name(), "pid": ended_process(), "started": "1"}))
     untouched = {path: stamp for path, stamp in stamps(out).items() if path in paths[5:]}
     code, printed = swept(study, out, *TWO)
     assert code == 1
@@ -188,6 +197,7 @@ def test_records_that_cannot_be_read(tmp_path, reference):
     now = stamps(out)
     assert {path: now[path] for path in untouched} == untouched
     assert not left.parent.exists()
+    assert not claim.exists()
     shutil.rmtree(paths[6].parent)
     assert swept(study, out, *ONE)[0] == 0
     assert_same(out, whole)

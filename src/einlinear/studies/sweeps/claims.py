@@ -202,6 +202,12 @@ def take(directory: Path, after: Sight) -> Claim | None:
     return claim
 
 
+def remove_dead_claims(directory: Path) -> None:
+    """Remove the claims on a run that has its record, if their owner is known to have ended."""
+    if Watch().free(directory) is not None:
+        _remove_all(directory)
+
+
 def read_claim(path: Path) -> dict[str, Any]:
     """What a claim says; nothing if it cannot be read now, or is none that an owner has made."""
     try:

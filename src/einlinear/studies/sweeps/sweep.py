@@ -12,6 +12,7 @@ from einlinear.errors import EinlinearError
 from einlinear.files import write_whole
 from einlinear.studies.directory import RunDirectory, is_locked
 from einlinear.studies.record import RunRecord
+from einlinear.studies.sweeps.claims import remove_dead_claims
 from einlinear.studies.sweeps.driver import Driver
 from einlinear.studies.sweeps.executor import Executor
 from einlinear.studies.sweeps.job import RUNS, STUDIES, Job, all_finished
@@ -169,7 +170,7 @@ def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> S
     ]
     records, failures = Driver(jobs, executor, on_progress, plan.records).to_the_end()
     for name in records:
-        _remove_checkpoints(plan.out / RUNS / name)
+        _remove_leftovers(plan.out / RUNS / name)
     return SweepResult(
         plan=plan,
         records=tuple(records[run.id] for run in plan.runs if run.id in records),
@@ -177,11 +178,12 @@ def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnProgress) -> S
     )
 
 
-def _remove_checkpoints(path: Path) -> None:
+def _remove_leftovers(path: Path) -> None:
     """Remove what a process that was killed right after it had written a record has left."""
     directory = RunDirectory(path)
     if directory.checkpoints.exists() and not is_locked(path):
         directory.remove_checkpoints()
+    remove_dead_claims(path)
 
 
 def _plan_apart(request: PlanRequest) -> tuple[PlannedRun, ...]:
