@@ -184,7 +184,7 @@ def tables(rows: Sequence[BenchRow]) -> list[list[list[BenchRow]]]:
 def check_memory(case: str, numbers: int) -> None:
     """Raise if a case holds more numbers at once than fit into memory, at two bytes each."""
     needed, held = 2 * numbers, memory_bytes()
-    if needed > held:
+    if held is not None and needed > held:
         raise EinlinearError(
             what=f"{case}, needs {amount(needed)}B or more",
             rule=f"this machine has {amount(held)}B of memory",

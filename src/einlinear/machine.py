@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-from math import inf
+from pathlib import Path
 
 import torch
 
 from einlinear import __version__
 from einlinear.layers import engine
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def machine_facts() -> dict[str, object]:
@@ -26,9 +28,18 @@ def machine_facts() -> dict[str, object]:
     }
 
 
-def memory_bytes() -> float:
-    """How much memory the machine has; infinite where the system does not say."""
+def memory_bytes() -> int | None:
+    """How much memory a process of this machine may use; None where the system does not say."""
+    found = []
     try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, OSError, ValueError):  # pragma: no cover - other systems
-        return inf
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):  # pragma: no cover - Windows
+        pass
+    for path in _LIMITS:
+        try:
+            text = Path(path).read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        if text.isdecimal():  # "max" is no limit
+            found.append(int(text))
+    return min((size for size in found if size > 0), default=None)

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import einlinear as el
-from einlinear import cli
+from einlinear import cli, machine
+from einlinear.machine import memory_bytes
 from einlinear.studies import needs as module
 from einlinear.studies.build import make_shape
 from einlinear.studies.counting import count
 from einlinear.studies.distributed import Place
-from einlinear.studies.needs import check_needs, count_shape, machine_memory, needs
+from einlinear.studies.needs import check_needs, count_shape, needs
 from einlinear.studies.plan_run import cost_run
 from einlinear.studies.sweeps.plan import PlanRequest
 from einlinear.studies.sweeps.planner import make_plan
@@ -64,7 +65,7 @@ def loaded():
 @pytest.fixture
 def memory(monkeypatch):
     """A machine of 24 GB."""
-    monkeypatch.setattr(module, "machine_memory", lambda: 24 * GB)
+    monkeypatch.setattr(module, "memory_bytes", lambda: 24 * GB)
 
 
 @pytest.mark.parametrize(("settings", "named", "wants"), TOO_LARGE, ids=str)
@@ -155,12 +156,12 @@ def test_needs_are_below_what_was_measured(settings):
 def test_memory_of_machines(tmp_path, monkeypatch):
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(module, "_LIMITS", (str(tmp_path / "none"), str(limit)))
-    assert machine_memory() == pages
+    monkeypatch.setattr(machine, "_LIMITS", (str(tmp_path / "none"), str(limit)))
+    assert memory_bytes() == pages
     limit.write_text("max\n")
-    assert machine_memory() == pages
+    assert memory_bytes() == pages
     limit.write_text("123456\n")
-    assert machine_memory() == 123456
+    assert memory_bytes() == 123456
 
 
 def test_processes_and_gpus_share_the_work(memory, monkeypatch):
@@ -169,5 +170,5 @@ def test_processes_and_gpus_share_the_work(memory, monkeypatch):
     with pytest.raises(el.EinlinearError, match=r"width=8192 .* the weights; the GPU has 16.0 GB"):
         check_needs(config, Place(0, 1, torch.device("cuda", 0)))
     check_needs(config, Place(0, 8, torch.device("cuda", 0)))
-    monkeypatch.setattr(module, "machine_memory", lambda: None)
+    monkeypatch.setattr(module, "memory_bytes", lambda: None)
     check_needs(config)

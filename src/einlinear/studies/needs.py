@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from pathlib import Path
 
 import torch
 
 from einlinear.errors import EinlinearError, quote
+from einlinear.machine import memory_bytes
 from einlinear.studies.build import make_shape
 from einlinear.studies.config import RunConfig
 from einlinear.studies.counting import count
@@ -26,7 +25,6 @@ _MOST = 2**63  # bytes of a tensor, which torch cannot have
 _OBJECTS = 20_000  # bytes of the Python objects of a block, at least
 _TENSOR = 500  # the same of a tensor
 _POINT = 500  # the same of a point of the curve
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 # Numbers that a block keeps for the backward pass, for each unit and each number of the width: less
 # than was measured. Checked by: test_needs.py::test_needs_are_below_what_was_measured.
@@ -132,7 +130,7 @@ def check_needs(config: RunConfig, place: Place | None = None) -> None:
         have = int(torch.cuda.mem_get_info(place.device)[1])
         _check(config, [part for part in parts if part.is_moved], have, "the GPU")
         parts = [part for part in parts if not part.is_moved]
-    memory = machine_memory()
+    memory = memory_bytes()
     if memory is not None:
         _check(config, parts, memory, "this machine")
 
@@ -144,23 +142,6 @@ def fits(config: RunConfig) -> bool:
     except EinlinearError:
         return False
     return True
-
-
-def machine_memory() -> int | None:
-    """Bytes of memory that a process of this machine may use; None where that is not known."""
-    found = []
-    try:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, OSError, ValueError):  # pragma: no cover - Windows
-        pass
-    for path in _LIMITS:
-        try:
-            text = Path(path).read_text(encoding="utf-8").strip()
-        except OSError:
-            continue
-        if text.isdecimal():  # "max" is no limit
-            found.append(int(text))
-    return min((size for size in found if size > 0), default=None)
 
 
 def _check(config: RunConfig, parts: Sequence[Need], have: int, who: str) -> None:
