@@ -68,6 +68,7 @@ ODD = {
     "a config, huge": (lambda: RunConfig(width=HUGE), "from 1 to 9,223,372,036,854,775,807"),
     "a config, a huge rate": (lambda: RunConfig(lr=10**400), "lr is a number of about 400 digits"),
     "a config, nested": (lambda: RunConfig(task=nested(10**5)), "task is"),
+    "a config, an array": (lambda: RunConfig(tied=np.array([1, 2])), "tied is array"),
     "a config, a number": (lambda: RunConfig.from_dict({5: 1}), "unknown config key 5"),
     "a config, no table": (lambda: RunConfig.from_dict([1]), r"a config is \[1\]"),
     "a study, no table": (lambda: Study.from_dict(5), "a study is 5"),

@@ -191,7 +191,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("task", "preset"):
             _check_choice(name, getattr(self, name))
-        if self.tied and self.embedding_std is None:
+        if self.tied is True and self.embedding_std is None:
             self._set("embedding_std", EMBEDDING_STD)  # larger ones would make large logits
         preset = preset_values(self.task, self.preset)
         steps = whole_number(
