@@ -14,6 +14,7 @@ from typing import Any
 from einlinear.errors import EinlinearError, cannot_write, quote
 
 _MOST_DOTS = 500
+_QUOTED_OR_COMMENT = re.compile(r"""\"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*""")
 _LONGEST_PATH = 4096
 
 
@@ -96,7 +97,8 @@ def parse_toml(text: str) -> dict[str, Any]:
                 fix='pip install "einlinear[cli]", or give a .json file',
             ) from None
     # The parser takes the square of the parts of a key in time, and sets no limit of its own.
-    if any(part.count(".") > _MOST_DOTS for part in re.split(r"[,\n=\[\]{}]", text)):
+    bare = _QUOTED_OR_COMMENT.sub("", text)
+    if any(part.count(".") > _MOST_DOTS for part in re.split(r"[,\n=\[\]{}]", bare)):
         raise ValueError(f"a name or value has more than {_MOST_DOTS} dots")
     try:
         values: dict[str, Any] = tomllib.loads(text)

@@ -65,8 +65,32 @@ def test_damage_is_noticed(tmp_path, damage):
         read_checkpoint(tmp_path, 10)
 
 
+def test_a_checkpoint_is_kept_beside_those_of_later_steps(tmp_path):
+    """As after two that were damaged: the run has come back to an earlier step."""
+    for step in (80, 82, 5, 10):
+        save_checkpoint(tmp_path, checkpoint(step))
+    assert load_checkpoint(tmp_path).step == 10
+    assert read_checkpoint(tmp_path, 5).step == 5
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_what_cannot_be_read_now_is_not_damaged(tmp_path):
+    save_checkpoint(tmp_path, checkpoint(5))
+    (tmp_path / "step-000000007.json").symlink_to("step-000000007.json")  # a loop
+    with pytest.raises(EinlinearError, match=r"cannot read the checkpoint .*step-000000007.json"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_of_an_earlier_version(tmp_path):
+    save_checkpoint(tmp_path, checkpoint(5))
+    (tmp_path / "step-000000007.json").write_text(json.dumps({"content": "{}", "sha256": "0"}))
+    with pytest.raises(EinlinearError, match="written by an earlier version") as error:
+        load_checkpoint(tmp_path)
+    assert error.value.fix.endswith(f"or remove {tmp_path} to start again")
+
+
 def test_all_damaged(tmp_path):
     save_checkpoint(tmp_path, checkpoint(5))
     (tmp_path / "step-000000005.safetensors").unlink()
-    with pytest.warns(UserWarning, match="damaged"):
+    with pytest.warns(UserWarning, match="damaged .*; starting again from step 0"):
         assert load_checkpoint(tmp_path) is None

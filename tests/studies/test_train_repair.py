@@ -1,13 +1,15 @@
 """Finished runs whose files are damaged: noticed wherever they are read, and trained again."""
 
 import json
+import os
 import shutil
 
 import pytest
 
-from einlinear import EinlinearError, RunRecord, read_record, train
+from einlinear import EinlinearError, RunRecord, load_config, read_record, train
 from einlinear.studies.directory import DamagedError, RunDirectory
 from einlinear.studies.load import load_writer
+from einlinear.studies.state import State
 from runs import numbers, tiny, without_clock
 from test_cli import run
 
@@ -91,6 +93,53 @@ def test_a_run_that_comes_out_otherwise_says_so(out):
         train(CONFIG, out)
 
 
+def test_a_changed_config_does_not_cost_a_finished_run(out, finished):
+    """The record holds its seal, and that of the model: so config.json is what has changed."""
+    config = out / "config.json"
+    config.write_text(config.read_text().replace('"lr": 0.01', '"lr": 0.07'))
+    assert load_config(config).lr == 0.07
+    with pytest.raises(EinlinearError, match=r"holds another run: lr 0.01, not 0.07"):
+        train(load_config(config), out)
+    assert load_writer(out).config == CONFIG
+    for name in ("record.json", "model.safetensors"):
+        assert (out / name).read_bytes() == (finished / name).read_bytes()
+    with pytest.warns(UserWarning, match="config.json is damaged; it is written again"):
+        assert train(CONFIG, out) == read_record(finished)
+    assert config.read_bytes() == (finished / "config.json").read_bytes()
+
+
+def test_a_model_that_cannot_be_read_now_is_left_alone(out):
+    (out / "model.safetensors").unlink()
+    (out / "model.safetensors").symlink_to("model.safetensors")  # a loop
+    for use in (load_writer, lambda path: train(CONFIG, path)):
+        with pytest.raises(EinlinearError, match="Too many levels") as error:
+            use(out)
+        assert not isinstance(error.value, DamagedError)
+    assert not list(out.glob("record.json.*"))
+
+
+def test_a_record_stays_until_the_next_is_there(out, monkeypatch):
+    """While a lost model is trained again, the result is still there to be read."""
+    before = (out / "record.json").read_bytes()
+    (out / "model.safetensors").unlink()
+    monkeypatch.setattr(State, "step", lambda *_: 1 / 0)
+    with (
+        pytest.warns(UserWarning, match="training the run again"),
+        pytest.raises(ZeroDivisionError),
+    ):
+        train(CONFIG, out)
+    assert (out / "record.json").read_bytes() == before
+    assert read_record(out).status == "finished"
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "record.json"])
+def test_a_pipe_is_not_waited_for(out, name):
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    with pytest.raises(EinlinearError, match=f"{name} is not a file"):
+        train(CONFIG, out)
+
+
 def test_damaged_metrics_of_a_finished_run_are_told(out, finished):
     flip(out / "metrics.jsonl", 30)
     with pytest.warns(
@@ -102,7 +151,7 @@ def test_damaged_metrics_of_a_finished_run_are_told(out, finished):
 def test_a_record_that_cannot_be_reached_is_left_alone(out):
     (out / "record.json").unlink()
     (out / "record.json").mkdir()
-    with pytest.raises(EinlinearError, match="cannot read"):
+    with pytest.raises(EinlinearError, match=r"record.json is not a file"):
         train(CONFIG, out)
     assert (out / "record.json").is_dir()
 

@@ -4,13 +4,15 @@ from signal import SIGINT, SIGTERM
 
 import pytest
 
+from einlinear import EinlinearError, load_config
 from einlinear.cli import main
 from einlinear.studies.checkpoint import load_checkpoint
 from einlinear.studies.directory import read_record
+from einlinear.studies.load import load_writer
 from einlinear.studies.train import train
 from runs import numbers, signalled, tiny, without_clock
 
-WAIT = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
+WAIT = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +74,31 @@ def test_ctrl_c_in_the_last_step_ends_the_run(tmp_path, whole_run):
     out = tmp_path / "out"
     code, said = signalled(tmp_path / "said", {23: [SIGINT]}, train, tiny(), out)
     assert code == 1
+    assert f"the run in {out} has finished" in said
     assert said.rstrip().endswith("KeyboardInterrupt")
     assert without_clock(read_record(out)) == without_clock(read_record(whole_run))
+
+
+def test_stopped_after_all_checkpoints_were_damaged(tmp_path, whole_run):
+    """The checkpoint of the stop is kept, though it is of an earlier step than damaged ones."""
+    out = tmp_path / "out"
+    signalled(tmp_path / "said", {20: [SIGINT]}, train, tiny(), out)
+    for path in (out / "checkpoints").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    _, said = signalled(tmp_path / "again", {7: [SIGINT]}, train, tiny(), out)
+    assert "saved a checkpoint of step 8 of 24" in said
+    assert load_checkpoint(out / "checkpoints").step == 8
+    assert_continues(tiny(), out, whole_run)
+
+
+def test_a_config_that_has_changed_since_the_checkpoint(tmp_path):
+    out = tmp_path / "out"
+    signalled(tmp_path / "said", {7: [SIGINT]}, train, tiny(), out)
+    path = out / "config.json"
+    path.write_text(path.read_text().replace('"lr": 0.01', '"lr": 0.07'))
+    for use in (lambda: train(load_config(path), out), lambda: load_writer(out)):
+        with pytest.raises(EinlinearError, match=r"of a run with other settings: config\.json has"):
+            use()
 
 
 def test_ctrl_c_without_a_directory_is_as_ever(tmp_path):

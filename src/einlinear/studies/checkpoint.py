@@ -7,14 +7,16 @@ the checksum of the first and of itself, so what is cut off, mixed up or damaged
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from einlinear.errors import EinlinearError
-from einlinear.files import write_whole
+from einlinear.errors import EinlinearError, reason
+from einlinear.files import parse_object, write_whole
+from einlinear.studies.config import RunConfig
 from einlinear.studies.seals import sealed, unsealed
 from einlinear.studies.tensor_files import load_tensors, write_tensors
 
@@ -22,6 +24,7 @@ KEPT = 2
 """How many checkpoints are kept: the last, and one to fall back to."""
 
 _SCHEMA = 2
+_OLD = {"content", "sha256"}  # the fields of the first schema
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)
 
 
@@ -35,32 +38,73 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, and remove all but the last few."""
+    """Write a checkpoint, and remove all others but the last few before it.
+
+    Those of later steps are of another time: the run has come back to this step without them.
+    """
     path = _path(folder, checkpoint.step)
     seal = write_tensors(path.with_suffix(".safetensors"), checkpoint.tensors)
     held = {"schema": _SCHEMA, "step": checkpoint.step, "tensors": seal}
     write_whole(path, sealed({**held, "values": checkpoint.values}))
-    for old in _found(folder)[:-KEPT]:
-        _remove(old)
+    found = _found(folder)
+    place = found.index(path)
+    for other in (*found[: max(0, place - KEPT + 1)], *found[place + 1 :]):
+        _remove(other)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
     """The last checkpoint that is whole; None if there is none. Says which ones are damaged."""
-    for path in reversed(_found(folder)):
+    paths = _found(folder)
+    while paths:
+        path = paths.pop()
         try:
             return _read(path)
+        except EinlinearError:
+            raise
         except _DAMAGE as error:
+            _check_reachable(path, error)
+            then = "going on from the one before" if paths else "starting again from step 0"
             warnings.warn(
-                f"the checkpoint {path} is damaged ({error}); going on from the one before",
-                stacklevel=2,
+                f"the checkpoint {path} is damaged ({reason(error)}); {then}", stacklevel=2
             )
     return None
+
+
+def check_owner(checkpoint: Checkpoint, config: RunConfig, directory: Path) -> None:
+    """Refuse a checkpoint of a run with other settings: config.json has changed since."""
+    if checkpoint.values["config"] != config.id:
+        raise EinlinearError(
+            what=f"the checkpoint of step {checkpoint.step} in {directory} is of a run with other "
+            "settings: config.json has changed since",
+            rule="the settings of a run do not change",
+            fix="restore config.json, or delete it and give the command of the run again; "
+            "new settings go into another directory",
+        )
+
+
+def remove_later(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps than the one that a run goes on from: all damaged."""
+    for path in _found(folder):
+        if path.stem > _path(folder, step).stem:
+            _remove(path)
+
+
+def _check_reachable(path: Path, error: Exception) -> None:
+    """Tell a file that is damaged from one that cannot be read now: that may be whole."""
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | IsADirectoryError):
+        raise EinlinearError(
+            what=f"cannot read the checkpoint {path}: {reason(error)}",
+            rule="a run goes on from its last checkpoint that is whole",
+            fix="make the file readable, and give the same command again",
+        ) from error
 
 
 def read_checkpoint(folder: Path, step: int) -> Checkpoint:
     """The checkpoint after so many steps, which another process has found whole."""
     try:
         return _read(_path(folder, step))
+    except EinlinearError:
+        raise
     except _DAMAGE as error:
         raise EinlinearError(
             what=f"cannot read the checkpoint of step {step} in {folder}: {error}",
@@ -79,7 +123,14 @@ def _found(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Checkpoint:
-    held = unsealed(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if parse_object(text).keys() == _OLD:
+        raise EinlinearError(
+            what=f"the checkpoint {path} was written by an earlier version of einlinear",
+            rule="a run goes on with the version that it began with",
+            fix=f"finish the run with that version; or remove {path.parent} to start again",
+        )
+    held = unsealed(text)
     if held["schema"] != _SCHEMA:
         raise ValueError(f"its schema is {held['schema']}, not {_SCHEMA}")
     tensors = load_tensors(path.with_suffix(".safetensors"), held["tensors"])
@@ -87,6 +138,7 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint: first what makes it one."""
-    path.unlink(missing_ok=True)
-    path.with_suffix(".safetensors").unlink(missing_ok=True)
+    """Remove a checkpoint, as far as that is possible: first what makes it one."""
+    for part in (path, path.with_suffix(".safetensors")):
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

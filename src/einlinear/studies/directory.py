@@ -101,20 +101,48 @@ class RunDirectory:
                 path, error, "if it is damaged, delete it and give the command of the run again"
             ) from error
 
+    def owner(self) -> RunConfig | None:
+        """The config of the run that the directory belongs to; None if there is none yet.
+
+        config.json has no seal. A record that holds its own, and that of the model beside it, is
+        believed before it.
+        """
+        record = None
+        with suppress(EinlinearError):  # a record that is damaged says nothing
+            record = self.read_record()
+        try:
+            held = self.read_config()
+        except EinlinearError:
+            if record is None:
+                raise
+            held = None
+        if record is None or held is None:
+            return held if record is None else record.config
+        if held.id != record.id:
+            with suppress(DamagedError):
+                self.read_finished(record.config)
+                return record.config
+        return held
+
     def check(self, config: RunConfig) -> None:
-        """Refuse a directory that belongs to another run."""
-        held = self.read_config()
-        if held is None:
-            with suppress(EinlinearError):  # a record that is damaged says nothing
-                record = self.read_record()
-                held = None if record is None else record.config
+        """Refuse a directory that belongs to another run, or in which something is no file."""
+        for name in (CONFIG, METRICS, MODEL, RECORD):
+            path = self.path / name
+            if path.is_dir() or path.is_fifo() or path.is_socket():
+                raise EinlinearError(
+                    what=f"{path} is not a file",
+                    rule=f"a run keeps its {name} in the directory",
+                    fix="move it away, or choose another directory",
+                )
+        held = self.owner()
         if held is not None and held.id != config.id:
             old, new = held.as_dict(), config.as_dict()
             differ = [f"{k} {quote(old[k])}, not {quote(new[k])}" for k in new if new[k] != old[k]]
             raise EinlinearError(
                 what=f"{self.path} holds another run: {', '.join(differ[:4])}",
                 rule="a directory holds one run, whose settings do not change",
-                fix="choose another directory, or give the same settings",
+                fix="choose another directory, or give the same settings; "
+                f"if only {CONFIG} was changed, delete it",
             )
 
     def open(self, config: RunConfig) -> None:
@@ -132,13 +160,20 @@ class RunDirectory:
 
     def keep_config(self, config: RunConfig) -> None:
         """Say which run the directory belongs to, unless it says so already."""
-        if not (self.path / CONFIG).exists():
-            write_whole(self.path / CONFIG, config.to_json().encode())
+        path = self.path / CONFIG
+        if path.exists():
+            with suppress(EinlinearError):
+                held = self.read_config()
+                if held is not None and held.id == config.id:
+                    return
+            warnings.warn(f"{path} is damaged; it is written again", stacklevel=3)
+        write_whole(path, config.to_json().encode())
 
     def _check_alone(self, config: RunConfig) -> None:
         """Look again, now that no other process writes: one may have come and gone.
 
-        What has finished and is damaged is put aside: the run is trained again.
+        What has finished and is damaged is trained again. A record that cannot be read is put aside
+        now; one that lacks its model stays until the next is there.
         """
         self.check(config)
         try:
@@ -151,8 +186,10 @@ class RunDirectory:
         try:
             self.read_finished(config)
         except DamagedError:
-            self.replaced = record if record.id == config.id else None
-            self._put_aside("unreadable" if self.replaced is None else "replaced")
+            if record.id == config.id:
+                self.replaced = record
+            else:
+                self._put_aside("unreadable")
             return
         raise EinlinearError(
             what=f"another process has just finished the run in {self.path}",
@@ -242,6 +279,8 @@ class RunDirectory:
             except OSError as error:
                 raise cannot_write(self.path / METRICS, error) from error
             seals[METRICS] = sha256(self._lines).hexdigest()
+        if self.replaced is not None:
+            self._put_aside("replaced")
         write_whole(self.path / RECORD, sealed({**record.as_dict(), "files": seals}))
 
     def remove_leftovers(self) -> None:
@@ -286,8 +325,10 @@ def _check_file(path: Path, name: str, seals: Mapping[str, str]) -> None:
             check_file(path / name, seals[name])
         else:  # an old run
             (path / name).stat()
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         raise damaged(path, f"cannot read {path / name}: {_reason(error)}") from error
+    except OSError as error:  # it may be whole
+        raise _cannot_read(path / name, error, "make the file readable, and try again") from error
 
 
 def _read_record(path: Path) -> tuple[RunRecord, dict[str, str]]:

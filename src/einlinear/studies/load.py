@@ -11,7 +11,7 @@ from torch import Tensor
 from einlinear.errors import EinlinearError
 from einlinear.models.gpt import GPT
 from einlinear.studies.build import make_model
-from einlinear.studies.checkpoint import load_checkpoint
+from einlinear.studies.checkpoint import check_owner, load_checkpoint
 from einlinear.studies.config import RunConfig
 from einlinear.studies.directory import MODEL, RunDirectory, damaged
 from einlinear.studies.tensor_files import read_tensors
@@ -37,7 +37,7 @@ class Writer:
 def load_writer(path: str | Path) -> Writer:
     """The language model of a run in a directory: when it has ended, or at its last checkpoint."""
     directory = RunDirectory(path)
-    config = directory.read_config()
+    config = directory.owner()
     if config is None:
         raise EinlinearError(
             what=f"{path} holds no run",
@@ -76,6 +76,7 @@ def _weights(directory: RunDirectory, config: RunConfig) -> tuple[int, dict[str,
             rule="a model is loaded from a run that has ended, or from its last checkpoint",
             fix="let it train longer",
         )
+    check_owner(checkpoint, config, directory.path)
     prefix = "average." if config.ema else "model."
     tensors = checkpoint.tensors.items()
     return checkpoint.step, {k.removeprefix(prefix): v for k, v in tensors if k.startswith(prefix)}

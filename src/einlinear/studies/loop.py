@@ -18,8 +18,10 @@ from einlinear.layers.routing import Routed
 from einlinear.machine import machine_facts
 from einlinear.studies.checkpoint import (
     Checkpoint,
+    check_owner,
     load_checkpoint,
     read_checkpoint,
+    remove_later,
     save_checkpoint,
 )
 from einlinear.studies.config import RunConfig
@@ -113,11 +115,15 @@ class Run:
         """Make ready for the next step: the first, or the one after the last checkpoint."""
         self._measure()
         checkpoint = self._last_checkpoint()
+        if self.writes_to is not None:
+            remove_later(self.writes_to.checkpoints, 0 if checkpoint is None else checkpoint.step)
         if checkpoint is None:
             if self.writes_to is not None:
                 self.writes_to.rewind()
             self._evaluate()
             return
+        if self.directory is not None:
+            check_owner(checkpoint, self.config, self.directory.path)
         self._check_data(checkpoint)
         self.state.load_(checkpoint.tensors)
         self.evaluator.load_(checkpoint.tensors)
@@ -202,7 +208,10 @@ class Run:
                 if signals.is_asked and is_left:
                     self._stop(signals)
             is_result = not has_diverged and self.curve[-1].loss is not None
-            return self._finish("finished" if is_result else "diverged")
+            record = self._finish("finished" if is_result else "diverged")
+            if signals.is_asked and self.directory is not None:
+                warnings.warn(f"the run in {self.directory.path} has finished", stacklevel=2)
+            return record
 
     def _stop(self, signals: Deferred) -> None:
         """Let a signal end the run, which has a checkpoint of this step."""
@@ -280,6 +289,7 @@ class Run:
         if self.writes_to is None:
             return
         values = {
+            "config": self.config.id,
             "data": self.plan.task.fingerprint,
             "metrics": self.writes_to.metrics(),
             "seconds": self.watch.seconds,

@@ -9,8 +9,10 @@ from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
-_WAIT = b"\nstopping after this step, with a checkpoint; press Ctrl-C again to stop at once\n"
+_WAIT = {
+    signal.SIGINT: b"\nstopping after this step, with a checkpoint; Ctrl-C again stops at once\n",
+    signal.SIGTERM: b"\nstopping after this step, with a checkpoint; SIGTERM again stops at once\n",
+}
 
 
 class Deferred:
@@ -36,7 +38,7 @@ class Deferred:
 
     def __enter__(self) -> Deferred:
         self._asked = None
-        for number in _NUMBERS if self._is_on else ():
+        for number in _WAIT if self._is_on else ():
             handler = signal.getsignal(number)
             if handler not in (signal.SIG_IGN, None):  # None: C code has set it
                 self._handlers[number] = handler
@@ -50,24 +52,26 @@ class Deferred:
         trace: TracebackType | None,
     ) -> None:
         self._restore()
-        if error is None and self._asked is not None:
+        if self._asked is not None:  # also after an error: who pressed Ctrl-C wants all to stop
             signal.raise_signal(self._asked)
 
     def deliver(self) -> None:
         """Let the signal that waits do its work; if the program goes on after it, wait again."""
         assert self._asked is not None, "a signal waits"
+        number, self._asked = self._asked, None
         self._restore()
-        signal.raise_signal(self._asked)
+        signal.raise_signal(number)
         self.__enter__()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None:
+            self._asked = None
             self._restore()
             signal.raise_signal(number)
             return
         self._asked = number
         with suppress(OSError):  # not print: the signal may have come in the middle of one
-            os.write(2, _WAIT)
+            os.write(2, _WAIT[signal.Signals(number)])
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():

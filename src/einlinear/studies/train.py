@@ -95,6 +95,7 @@ def _finished(directory: RunDirectory, config: RunConfig, place: Place) -> RunRe
         return None
     if record is not None:
         directory.remove_checkpoints()  # it was killed right after it had ended
+        directory.keep_config(config)
     return record
 
 
