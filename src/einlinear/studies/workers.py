@@ -50,20 +50,18 @@ def worker_pool(
     pool = ProcessPoolExecutor(processes, context, _begin, (reader, start, args))
     try:
         yield pool
-    except BaseException as error:
-        # Before the pool is shut down: that waits for every worker, and one that was starting while
-        # the pool broke is told by nobody else to leave.
-        writer.close()
-        if isinstance(error, BrokenProcessPool):
-            raise EinlinearError(
-                what=f"a process that {does} ended before its time",
-                rule=needs,
-                fix="give the same command again with fewer processes; what is done is kept",
-            ) from error
-        raise
+    except BrokenProcessPool as error:
+        raise EinlinearError(
+            what=f"a process that {does} ended before its time",
+            rule=needs,
+            fix="give the same command again with fewer processes; what is done is kept",
+        ) from error
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        # Before the pool is shut down, which waits for every worker without end: one that was
+        # starting while the pool broke is told by nobody else to leave, nor is one that waits for
+        # a lock which a killed one held. All results are in by now.
         writer.close()
+        pool.shutdown(wait=True, cancel_futures=True)
         reader.close()
 
 
