@@ -85,9 +85,74 @@ def test_the_start_of_a_gain_is_not_guessed(gain):
 
 
 def test_a_vector_that_may_be_a_matrix_is_refused():
-    assert table(Stretch(torch.ones(24))) == {"weight": ("vector", 1, 24)}
-    with pytest.raises(el.EinlinearError, match=r"known for weight \(24,\) of the model itself"):
-        table(Stretch(torch.randn(24)))
+    for weight in (torch.randn(24), torch.zeros(24), torch.full((24,), 1 / 24), torch.ones(24)):
+        with pytest.raises(
+            el.EinlinearError, match=r"known for weight \(24,\) of the model itself"
+        ):
+            table(Stretch(weight))
+
+
+def named(name, **parameters):
+    """A module of a class of that name, with these parameters."""
+    module = type(name, (nn.Module,), {"__module__": "__main__"})()
+    for key, value in parameters.items():
+        setattr(module, key, nn.Parameter(value))
+    return module
+
+
+@pytest.mark.parametrize("name", ["ValueHead", "NormalHead", "ScaledReadout", "LayerNorm"])
+def test_a_linear_layer_with_one_output_is_no_norm(name):
+    """Started at zero it looks like a gain; its rate is that of nn.Linear(d, 1)."""
+    head = named(name, weight=torch.zeros(24), bias=torch.zeros(1))
+    with pytest.raises(el.EinlinearError, match=r"known for weight \(24,\), bias") as caught:
+        table(head)
+    assert "        # beside a bias of one number: a linear layer with one output\n" in (
+        caught.value.fix
+    )
+    assert '"weight": el.matrix_scaling(fan_in=module.weight.numel(), fan_out=1),' in (
+        caught.value.fix
+    )
+    both = nn.ParameterDict({"weight": torch.zeros(24), "bias": torch.zeros(1)})
+    with pytest.raises(el.EinlinearError, match=r"known for bias \(1,\), weight") as caught:
+        table(both)
+    assert "el.matrix_scaling(d, 1)" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "name", ["Norm", "RMS", "MyRMSNorm", "rmsnorm", "LayerNorm2d", "LayerNormFp32", "RMSNormGated"]
+)
+def test_a_norm_is_known_by_its_class(name):
+    assert table(named(name, weight=torch.randn(24))) == {"weight": ("vector", 1, 24)}
+
+
+def test_rates_do_not_depend_on_values():
+    """A trained model, and one without memory, has the rates of a fresh one."""
+    for values in (torch.ones(24), torch.randn(24), torch.ones(24, device="meta")):
+        for key in ("g", "gain", "gamma", "scale"):
+            assert table(named("Stretch", **{key: values})) == {key: ("vector", 1, 24)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "is_known"),
+    [
+        ("pos_emb", (1, 16, 24), True),
+        ("position_embedding", (16, 24), True),
+        ("register_tokens", (4, 24), True),
+        ("cls_token", (1, 1, 24), True),
+        ("class_embedding", (24,), True),
+        ("class_embeddings", (10, 24), False),
+        ("cls_embeddings", (10, 24), False),
+        ("position_embedding", (3, 24, 24), False),
+        ("cls_token", (1, 1, 1, 24), False),
+    ],
+)
+def test_tokens_have_the_shape_of_vectors(name, shape, is_known):
+    module = named("Model", **{name: torch.zeros(shape)})
+    if is_known:
+        assert table(module) == {name: ("embedding", 1, 24)}
+    else:
+        with pytest.raises(el.EinlinearError, match=f"known for {name}"):
+            table(module)
 
 
 class TopRouter(nn.Module):
@@ -272,6 +337,7 @@ from mine_for_free import Outer
 def mixer_scaling(module):
     return {
         # (24, 40): the last axis is the input, else swap the two
+        # if it is a table of vectors: el.embedding_scaling(module.mix.shape[-1])
         "mix": el.matrix_scaling(fan_in=module.mix.shape[-1], fan_out=module.mix.shape[-2]),
         # a stack of matrices (3, 5, 7): the last axis is the input, else swap the two
         "stack": el.matrix_scaling(fan_in=module.stack.shape[-1], fan_out=module.stack.shape[-2]),
@@ -289,7 +355,10 @@ def test_the_fix_of_a_local_class_and_of_a_trained_norm(mine, tmp_path):
     model = mine.make()
     with pytest.raises(el.EinlinearError) as caught:
         table(model)
-    assert '@el.register_scaling(type(model.get_submodule("1")))' in caught.value.fix
+    assert (
+        "# model is the model of the call: write your own name for it here.\n"
+        '@el.register_scaling(type(model.get_submodule("1")))'
+    ) in caught.value.fix
     paste(caught.value, tmp_path / "local.py", model)
     assert table(model)["1.mix"] == ("matrix", 40, 24)
 
@@ -299,6 +368,34 @@ def test_the_fix_of_a_local_class_and_of_a_trained_norm(mine, tmp_path):
     paste(caught.value, tmp_path / "norm.py", norm)
     el.init_(norm)
     assert (norm.weight == 1).all()
+
+
+def test_the_fix_pasted_as_it_is_does_not_change_where_the_model_starts(mine, tmp_path):
+    """Values that were set on purpose stay: broadcast gains, decays, biases that differ."""
+    decay = torch.arange(1.0, 5).log()
+    given = {
+        "gamma": torch.ones(1, 1, 24),
+        "beta": torch.zeros(1, 1, 24),
+        "A_log": decay.repeat(24, 1),
+        "D_log": decay,
+        "time_mix": torch.rand(1, 1, 24),
+        "dt_bias": torch.randn(24),
+    }
+    drawn = {"masked_spec_embed": torch.rand(24) + 1, "latents": torch.randn(8, 24)}
+    mamba = named("Mamba", **{name: value.clone() for name, value in (given | drawn).items()})
+    type(mamba).__module__ = "nowhere"
+    model = nn.Sequential(mamba)
+    with pytest.raises(el.EinlinearError) as caught:
+        el.init_(model)
+    code = paste(caught.value, tmp_path / "mamba.py", model)
+    el.init_(model)
+    for name, value in given.items():
+        assert torch.equal(model[0].get_parameter(name), value), name
+    assert 0 < model[0].masked_spec_embed.abs().max() < 0.2  # as any embedding
+    assert table(model)["0.masked_spec_embed"] == ("embedding", 1, 24)
+    assert table(model)["0.gamma"] == ("vector", 1, 24)
+    assert "# if it is a table of vectors: el.embedding_scaling(module.latents.shape[-1])" in code
+    assert "# init_ draws it anew; dataclasses.replace(..., init_mean=None) keeps it" in code
 
 
 def test_a_class_of_the_script_itself_is_not_imported(monkeypatch):
@@ -323,7 +420,7 @@ def test_a_rule_that_forgets_a_parameter_is_told_the_line():
     with pytest.raises(el.EinlinearError) as caught:
         table(Forgetful())
     assert re.search(
-        r'add to what its rule returns, .*\n\n.*\n +"mix": el.matrix_scaling\(fan_in=module.mix',
+        r'add to what its rule returns, .*\n\n.*\n.*\n +"mix": el.matrix_scaling\(fan_in=module\.',
         caught.value.fix,
     )
     assert '"gain"' not in caught.value.fix

@@ -30,7 +30,8 @@ class Scaling:
     num_factors: how many factors the layer multiplies; Adam's rate of each is divided by it.
     repeats: how many times the layer uses the matrix for one token; only SGD's rate needs it.
     kind: "matrix"; "vector" for biases, gains and norms; "embedding" for a table of vectors.
-    init_mean: the constant that is added at the start, such as 1 for the gain of a norm.
+    init_mean: the constant that is added at the start, such as 1 for the gain of a norm; None for
+        a parameter that `init_` leaves as it is.
     head_width: out_features of the layer if it is the model's head, whose output does not grow
         with the width of the model; 0 for all other layers. Only SGD's rate needs it.
     """
@@ -41,7 +42,7 @@ class Scaling:
     num_factors: int = 1
     repeats: int = 1
     kind: Kind = "matrix"
-    init_mean: float = 0.0
+    init_mean: float | None = 0.0
     head_width: int = 0
 
     def __post_init__(self) -> None:
@@ -76,8 +77,8 @@ def matrix_scaling(fan_in: int, fan_out: int) -> Scaling:
     return Scaling(fan_in, fan_out, init_std(fan_in, fan_out))
 
 
-def vector_scaling(width: int, init_mean: float = 0.0) -> Scaling:
-    """The scaling of a bias (which starts at 0) or a gain (which starts at 1)."""
+def vector_scaling(width: int, init_mean: float | None = 0.0) -> Scaling:
+    """The scaling of a bias (starts at 0) or a gain (at 1); None: `init_` leaves it as it is."""
     return Scaling(1, width, init_std=0.0, kind="vector", init_mean=init_mean)
 
 

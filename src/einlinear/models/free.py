@@ -20,11 +20,12 @@ from einlinear.layers.scaling import (
 
 _GAINS = frozenset("weight gain gains scale gamma g alpha lambda1 layer_scale".split())
 _BIASES = frozenset("bias beta b shift offset".split())
-_NORM = re.compile("norm|scale", re.IGNORECASE)
+_NORM = re.compile(r"([Nn]orm|NORM|RMS|LayerScale|^Scale)(\d*d?|_?[Ff][Pp]32|Gated)_*$")
 _TOKENS = re.compile(
-    "(cls|class|mask|dist|distillation|reg|register|pos|position|positional)_?"
-    "(token|embed|embedding)s?(_vlm)?"
+    "((?P<one>cls|class|mask|dist|distillation)|reg|register|pos|position|positional)_?"
+    "(token|emb|embed|embedding)s?(_vlm)?"
 )
+_VECTORS = re.compile("emb|token", re.IGNORECASE)
 _ROUTER = re.compile("router|gate|gating", re.IGNORECASE)
 _NUM_EXPERTS = ("num_experts", "n_experts", "num_local_experts", "n_routed_experts")
 
@@ -36,12 +37,13 @@ def free_scaling(module: nn.Module) -> dict[str, Scaling]:
 
     These are the gains and biases of a hand-written norm, that is of a module with nothing but
     vectors; tokens and positions that are added to the input, such as cls_token and pos_embed;
-    routers; and the fused experts of Hugging Face.
+    routers; and the fused experts of Hugging Face. Values tell only where a gain starts, so that a
+    model has the same rates before training, after it and on the meta device.
     """
     own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
     is_leaf = not any(True for child in module.children() for _ in child.parameters())
     found = _norm(module, own) or _router(module, own) or _experts(own) if own and is_leaf else {}
-    tokens = {name: p for name, p in own.items() if _TOKENS.fullmatch(name) and 1 <= p.dim() <= 3}
+    tokens = {name: p for name, p in own.items() if _are_tokens(name, p)}
     return {name: embedding_scaling(p.shape[-1]) for name, p in tokens.items()} | found
 
 
@@ -70,25 +72,38 @@ def constant(parameter: nn.Parameter) -> float | None:
     return float(values[0]) if bool((values == values[0]).all()) else None
 
 
+def _are_tokens(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is called a token or a position, and has the shape of vectors.
+
+    A table of several classes may be a classifier, and a stack of tables a layer's matrices.
+    """
+    found = _TOKENS.fullmatch(name)
+    if found is None or not 1 <= parameter.dim() <= 3:
+        return False
+    if parameter.dim() == 3:
+        return parameter.shape[0] == 1
+    return parameter.dim() == 1 or parameter.shape[0] == 1 or not found["one"]
+
+
 def _norm(module: nn.Module, own: Own) -> dict[str, Scaling]:
     """Gains and biases of a module that has nothing else.
 
-    A vector of many numbers that is called weight may also be a linear layer with one output,
-    unless the class is called a norm.
+    A vector that is called weight may also be a linear layer with one output, unless the class is
+    called a norm; and so may any vector beside a bias of one number.
     """
     if not own.keys() <= _GAINS | _BIASES or any(p.dim() != 1 for p in own.values()):
         return {}
+    if "weight" in own and not _NORM.search(type(module).__name__):
+        return {}
     width = max(p.numel() for p in own.values())
-    if any(p.numel() not in (1, width) for p in own.values()):
+    sizes = {name: p.numel() for name, p in own.items()}
+    if any(size != width and (size != 1 or name in _BIASES) for name, size in sizes.items()):
         return {}
     starts = {name: constant(p) for name, p in own.items()}
-    is_norm = _NORM.search(type(module).__name__) is not None
-    if not is_norm and any(starts[name] is None for name in own.keys() & _GAINS):
-        return {}
     usual = {name: float(name in _GAINS) for name in own}
     return {
-        name: vector_scaling(p.numel(), init_mean=usual[name] if start is None else start)
-        for (name, p), start in zip(own.items(), starts.values(), strict=True)
+        name: vector_scaling(sizes[name], init_mean=usual[name] if start is None else start)
+        for name, start in starts.items()
     }
 
 
@@ -140,7 +155,10 @@ def rule_code(name: str, module: nn.Module) -> str:
     """
     own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
     imported, kind = _reference(name, type(module))
-    lines = ["import einlinear as el", *imported, "", "", f"@el.register_scaling({kind})"]
+    lines = ["import einlinear as el", *imported, "", ""]
+    if kind.startswith("type("):
+        lines.append("# model is the model of the call: write your own name for it here.")
+    lines.append(f"@el.register_scaling({kind})")
     lines.append(f"def {_snake(type(module).__name__)}_scaling(module):")
     if isinstance(module, _CONTAINERS):  # others may hold parameters of other names
         return "\n".join([*lines, *_CONTAINER])
@@ -152,17 +170,19 @@ def rule_entries(module: nn.Module, names: Sequence[str]) -> list[str]:
     known = free_scaling(module)
     lines = []
     for name in names:
-        value, comment = _entry(name, module.get_parameter(name), known.get(name))
-        lines += [f"        # {comment}"] * bool(comment)
+        value, comments = _entry(module, name, known.get(name))
+        lines += [f"        # {comment}" for comment in comments]
         lines.append(f"        {name!r}: {value},".replace("'", '"'))
     return lines
 
 
 _CONTAINERS = (nn.ParameterList, nn.ParameterDict, parametrize.ParametrizationList)
 _CONTAINER = [
-    "    # Vectors, and matrices whose rows are outputs, as in nn.Linear.",
+    "    # Vectors, which init_ leaves as they are, and matrices whose rows are outputs, as in",
+    "    # nn.Linear. The weight of a linear layer with one output: el.matrix_scaling(d, 1).",
+    "    # A table of vectors: el.embedding_scaling(d).",
     "    return {",
-    "        name: el.vector_scaling(p.numel())",
+    "        name: el.vector_scaling(p.numel(), init_mean=None)",
     "        if p.dim() < 2",
     "        else el.matrix_scaling(p.shape[-1], p.shape[-2])",
     "        for name, p in module.named_parameters(recurse=False)",
@@ -170,24 +190,82 @@ _CONTAINER = [
 ]
 
 
-def _entry(key: str, parameter: nn.Parameter, known: Scaling | None) -> tuple[str, str]:
-    """The scaling of one parameter as Python, and a comment where it has to be checked."""
+def _entry(module: nn.Module, key: str, known: Scaling | None) -> tuple[str, list[str]]:
+    """The scaling of one parameter as Python, and comments where it has to be checked."""
+    parameter = module.get_parameter(key)
     is_attribute = key.isidentifier() and not iskeyword(key)
     own = f"module.{key}" if is_attribute else f"getattr(module, {key!r})"
+    vectors = f"el.embedding_scaling({own}.shape[-1])"
     shape = tuple(parameter.shape)
-    if len(shape) < 2 and (known is None or known.kind == "vector"):
-        is_bias = key in _BIASES or "bias" in key
-        start = constant(parameter)
-        start = float(not is_bias) if start is None else start
-        call = f"el.vector_scaling({own}.numel(), init_mean={start!r})"
-        is_gain = not is_bias and start in (0.0, 1.0)
-        return call, "init_mean: 1.0 for y * gain, 0.0 for y * (1 + gain)" if is_gain else ""
-    is_vectors = len(shape) > 2 and sum(size > 1 for size in shape[:-1]) < 2
-    if (known is not None and known.kind == "embedding") or is_vectors:
-        return f"el.embedding_scaling({own}.shape[-1])", ""
+    if known is not None and known.kind == "embedding":
+        return vectors, []
+    if _is_vector(key, parameter):
+        return _vector_entry(module, key, own, known)
+    if len(shape) > 2 and sum(size > 1 for size in shape[:-1]) < 2:
+        return vectors, []
+    if _has_equal_rows(parameter):
+        call = f"el.vector_scaling({own}.shape[0], init_mean=None)"
+        return call, [f"{shape}, all rows equal, so no random matrix: init_ keeps it"]
     call = f"el.matrix_scaling(fan_in={own}.shape[-1], fan_out={own}.shape[-2])"
     stack = "" if len(shape) == 2 else "a stack of matrices "
-    return call, f"{stack}{shape}: the last axis is the input, else swap the two"
+    comments = [f"{stack}{shape}: the last axis is the input, else swap the two"]
+    if len(shape) == 2:
+        comments.append(f"if it is a table of vectors: {vectors}")
+    if _varies(parameter):
+        comments.append("init_ draws it anew; dataclasses.replace(..., init_mean=None) keeps it")
+    return call, comments
+
+
+def _vector_entry(
+    module: nn.Module, key: str, own: str, known: Scaling | None
+) -> tuple[str, list[str]]:
+    """The entry of a vector: gain, bias, token, or the weight of a linear layer of one output."""
+    parameter = module.get_parameter(key)
+    one_output = f"el.matrix_scaling(fan_in={own}.numel(), fan_out=1)"
+    is_bias = key in _BIASES or "bias" in key
+    may_sum = known is None and key in _GAINS and parameter.numel() > 1
+    if may_sum and any(b in module._parameters and _size(module, b) == 1 for b in _BIASES):
+        return one_output, ["beside a bias of one number: a linear layer with one output"]
+    comments = []
+    if may_sum and key == "weight":
+        comments.append(f"if it is a linear layer with one output: {one_output}")
+    if _varies(parameter) and known is None:
+        if _VECTORS.search(key):
+            return f"el.embedding_scaling({own}.shape[-1])", comments
+        comments.append("its values differ: init_mean=None keeps them in init_")
+        return f"el.vector_scaling({own}.numel(), init_mean=None)", comments
+    start = constant(parameter)
+    start = float(not is_bias) if start is None else start
+    if not is_bias and start in (0.0, 1.0):
+        comments.append("init_mean: 1.0 for y * gain, 0.0 for y * (1 + gain)")
+    return f"el.vector_scaling({own}.numel(), init_mean={start!r})", comments
+
+
+def _size(module: nn.Module, key: str) -> int:
+    parameter = module._parameters[key]
+    return 0 if parameter is None else parameter.numel()
+
+
+def _is_vector(key: str, parameter: nn.Parameter) -> bool:
+    """Whether it is one vector, also one that is broadcast, as (1, 1, d) is."""
+    if parameter.dim() < 2:
+        return True
+    is_called_so = key != "weight" and key in _GAINS | _BIASES
+    is_read = constant(parameter) is not None or _varies(parameter)
+    is_broadcast = parameter.dim() > 2 and is_read
+    return all(size == 1 for size in parameter.shape[:-1]) and (is_called_so or is_broadcast)
+
+
+def _varies(parameter: nn.Parameter) -> bool:
+    """Whether its values can be read and are not one number."""
+    is_readable = type(parameter.data) is torch.Tensor and not parameter.is_meta
+    return is_readable and parameter.numel() > 1 and constant(parameter) is None
+
+
+def _has_equal_rows(parameter: nn.Parameter) -> bool:
+    """Whether values were set on purpose, the same in every row, as the decays of Mamba are."""
+    values = parameter.detach()
+    return len(values) > 1 and _varies(parameter) and bool((values == values[:1]).all())
 
 
 def _reference(name: str, kind: type[nn.Module]) -> tuple[list[str], str]:

@@ -109,7 +109,8 @@ def plan_init(
     # A head that shares its matrix with an inner layer, both zero, would never get a gradient.
     heads = _last_matrices(layers, roles["head"])
     zeros |= heads - {id(f.parameter) for f in facts if not set(f.owners) <= roles["head"]}
-    return tuple(_start(fact, zeros, embedding_std) for fact in facts)
+    drawn = [f for f in facts if f.scaling.init_mean is not None or id(f.parameter) in zeros]
+    return tuple(_start(fact, zeros, embedding_std) for fact in drawn)
 
 
 def _check_gains(layers: list[Layer]) -> None:
@@ -133,10 +134,11 @@ def _last_matrices(layers: list[Layer], names: set[str]) -> set[int]:
 
 def _start(fact: Fact, zeros: set[int], embedding_std: float | None) -> Start:
     scaling = fact.scaling
+    mean = scaling.init_mean or 0.0
     if scaling.kind == "embedding" and embedding_std is not None:
-        return Start(fact.name, scaling.init_mean, embedding_std)
+        return Start(fact.name, mean, embedding_std)
     is_zero = id(fact.parameter) in zeros
-    return Start(fact.name, scaling.init_mean, 0.0 if is_zero else scaling.init_std)
+    return Start(fact.name, mean, 0.0 if is_zero else scaling.init_std)
 
 
 def _draw_(
