@@ -45,8 +45,8 @@ def test_layers_of_an_adapter_are_refused(peft):
         "(part of a PEFT adapter, base_model.model.up (peft.tuners.lora.layer.Linear)); "
     )
     assert error.value.fix.startswith(
-        "convert the model before you add adapters, or merge them first: "
-        'model = model.merge_and_unload(); or give init="fresh"'
+        "convert the model before you add adapters: what they learned, merged or not, is lost with "
+        'the weights; or give init="fresh"'
     )
     after = dict(model.named_parameters())
     assert before.keys() == after.keys()
@@ -63,6 +63,14 @@ def test_parts_of_an_adapter_are_replaced_only_if_asked_for(peft, pattern):
     el.convert_(model, {pattern: "btt"}, init="fresh")
     model(torch.randn(3, 4, 16)).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_an_adapter_is_not_drawn_anew(peft):
+    model = adapted(peft)
+    with pytest.raises(el.EinlinearError, match=rf"up\.lora_A\.default\.weight.*\({ADAPTER}"):
+        el.init_(model)
+    assert (model.base_model.model.up.lora_B["default"].weight == 0).all()
+    el.init_(model, overwrite=True)
 
 
 def test_an_attention_in_an_adapter_is_refused(peft):

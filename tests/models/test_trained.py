@@ -59,6 +59,24 @@ def test_a_loaded_model_is_refused(hf, folder):
     assert len(el.convert_(model, "btt", init="fresh").swaps) == 8
 
 
+@pytest.mark.parametrize("change", [lambda model: model, copy.deepcopy])
+def test_a_loaded_model_is_not_drawn_anew(hf, folder, change):
+    model = change(hf.GPT2LMHeadModel.from_pretrained(folder))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(el.EinlinearError) as error:
+        el.init_(model)
+    assert error.value.what == (
+        "trained weights would be lost: transformer.wte.weight, transformer.wpe.weight, "
+        f"transformer.h.0.ln_1.weight and 25 more (loaded from {str(folder)!r})"
+    )
+    assert "overwrite=True" in error.value.fix
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    el.init_(model, overwrite=True)
+    wte = model.transformer.wte.weight
+    assert not torch.equal(before["transformer.wte.weight"], wte)
+    el.init_(hf.GPT2LMHeadModel(hf.GPT2Config.from_pretrained(folder)))
+
+
 def test_planning_says_what_would_be_lost(hf, folder):
     model = hf.GPT2LMHeadModel.from_pretrained(folder)
     plan = el.plan_conversion(model, {"*.mlp.*": "btt"})

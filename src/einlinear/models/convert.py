@@ -26,8 +26,8 @@ from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 
 _BEFORE_ADAPTERS = (
-    "convert the model before you add adapters, or merge them first: "
-    "model = model.merge_and_unload()"
+    "convert the model before you add adapters: what they learned, merged or not, is lost with "
+    "the weights"
 )
 
 Where = Callable[[nn.Module, str], bool]

@@ -21,7 +21,9 @@ from einlinear.models.facts import (
     named_roles,
 )
 from einlinear.models.free import constant, rule_code, unsure_gains
+from einlinear.models.obstacles import adapters
 from einlinear.models.scalings import has_rule
+from einlinear.models.trained import checkpoints, loaded_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ def init_(
     zero: str | Iterable[str] = (),
     embedding_std: float | None = None,
     generator: torch.Generator | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Initialise every parameter of a model under muP, in place; `plan_init` says how.
 
@@ -50,7 +53,9 @@ def init_(
     structured layer only the last factor becomes zero, so that all learn. A head that is tied to
     an embedding, or to another layer, is not set to zero, and neither is one that nobody names.
     The gain of a hand-written norm keeps the constant that it has. A frozen parameter of a module
-    without a rule, such as a table of fixed positions, stays as it is.
+    without a rule, such as a table of fixed positions, stays as it is; other frozen ones are drawn.
+    Weights that Hugging Face loaded, or that are part of a PEFT adapter, are refused unless
+    overwrite=True is given.
 
     Args:
         model: any module on a real device, before FSDP2 shards it. If its experts are sharded, all
@@ -59,8 +64,13 @@ def init_(
         embedding_std: the deviation of all embeddings; unless given, what each declares, which is
             0.02 for nn.Embedding, as in the paper's GPT.
         generator: of the random numbers, for the same weights each time; torch's own unless given.
+        overwrite: whether weights may be lost that were loaded from a checkpoint, or are part of a
+            PEFT adapter.
     """
-    apply_init_(model, plan_init(model, zero=zero, embedding_std=embedding_std), generator)
+    plan = plan_init(model, zero=zero, embedding_std=embedding_std)
+    if not overwrite:
+        _check_trained(model, plan)
+    apply_init_(model, plan, generator)
 
 
 def apply_init_(
@@ -111,6 +121,37 @@ def plan_init(
     zeros |= heads - {id(f.parameter) for f in facts if not set(f.owners) <= roles["head"]}
     drawn = [f for f in facts if f.scaling.init_mean is not None or id(f.parameter) in zeros]
     return tuple(_start(fact, zeros, embedding_std) for fact in drawn)
+
+
+def _check_trained(model: nn.Module, plan: tuple[Start, ...]) -> None:
+    """Refuse to draw weights anew that were loaded or belong to an adapter."""
+    adapted = adapters(model)
+    reasons = {
+        id(parameter): adapted[id(module)]
+        for module in model.modules()
+        if id(module) in adapted
+        for parameter in module.parameters(recurse=False)
+    }
+    for key, source in checkpoints(model).items():
+        reasons.setdefault(key, loaded_from(source))
+    if not reasons:
+        return
+    parameters = {fact.name: fact.parameter for fact in find_facts(model, frozen=True)}
+    lost: dict[str, list[str]] = {}
+    for start in plan:
+        if reason := reasons.get(id(parameters[start.name])):
+            lost.setdefault(reason, []).append(start.name)
+    if lost:
+        named = "; ".join(
+            f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} ({reason})"
+            for reason, names in list(lost.items())[:3]
+        )
+        raise EinlinearError(
+            what=f"trained weights would be lost: {named}{'; ...' * (len(lost) > 3)}",
+            rule="init_ draws every parameter anew, so the model forgets what it had learned",
+            fix="leave init_ out to train on from these weights; give overwrite=True to draw them "
+            "all the same",
+        )
 
 
 def _check_gains(layers: list[Layer]) -> None:

@@ -53,9 +53,7 @@ class Surroundings:
         """The surroundings of all layers of a model."""
         owners: dict[Hashable, list[str]] = {}
         holders: dict[int, str] = {}
-        adapters: dict[int, str] = {}
         inside = {id(module) for module in model.modules()}
-        kinds = _adapter_classes()
         for prefix, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 owners.setdefault(memory(parameter), []).append(f"{prefix}.{name}".lstrip("."))
@@ -64,11 +62,7 @@ class Surroundings:
                     holders.setdefault(id(held), f"{key} of {prefix or 'the model'}")
             if compiled := module._modules.get("_orig_mod"):  # torch.compile calls this very one
                 holders[id(compiled)] = f"torch.compile at {prefix or 'the model'}"
-            if isinstance(module, kinds):
-                kind = f"{type(module).__module__}.{type(module).__name__}"
-                for part in module.modules():
-                    adapters.setdefault(id(part), f"{ADAPTER}, {prefix or 'the model'} ({kind})")
-        return Surroundings(owners, holders, adapters)
+        return Surroundings(owners, holders, adapters(model))
 
     def linear_obstacle(self, module: nn.Module) -> str:
         """Why a linear layer cannot be replaced; "" if it can."""
@@ -109,6 +103,18 @@ class Surroundings:
             if len(names) > 1:
                 return f"its weights are tied: {' is '.join(names)}"
         return ""
+
+
+def adapters(model: nn.Module) -> dict[int, str]:
+    """The PEFT adapters that modules of a model are part of, by the ids of the modules."""
+    found: dict[int, str] = {}
+    kinds = _adapter_classes()
+    for prefix, module in model.named_modules() if kinds else ():
+        if isinstance(module, kinds):
+            kind = f"{type(module).__module__}.{type(module).__name__}"
+            for part in module.modules():
+                found.setdefault(id(part), f"{ADAPTER}, {prefix or 'the model'} ({kind})")
+    return found
 
 
 def memory(parameter: Tensor) -> Hashable:

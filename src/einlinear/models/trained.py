@@ -29,9 +29,13 @@ def checkpoints(model: nn.Module) -> dict[int, str]:
 def why_trained(weight: nn.Parameter, loaded: dict[int, str]) -> str:
     """Why a weight looks trained; "" if it does not."""
     if id(weight) in loaded:
-        source = loaded[id(weight)]
-        return f"loaded from {source}" if source else "loaded from a checkpoint"
+        return loaded_from(loaded[id(weight)])
     return "" if weight.requires_grad else "frozen: requires_grad is False"
+
+
+def loaded_from(source: str) -> str:
+    """The reason that is a checkpoint, "" being one without a name."""
+    return f"loaded from {source or 'a checkpoint'}"
 
 
 def _is_marked(parameter: nn.Parameter) -> bool:
