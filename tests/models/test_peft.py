@@ -133,6 +133,14 @@ def test_lora_on_structured_layers(peft, tmp_path):
     torch.testing.assert_close(loaded.base_model.model.up(x), lora(x))
 
 
+def test_an_adapted_model_is_saved_whole(peft, tmp_path):
+    model = structured(peft, el.lora(peft.LoraConfig(target_modules=["up", "down"], r=2)))
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    x = torch.randn(3, 4, 16)
+    torch.testing.assert_close(loaded(x), model(x))
+
+
 def test_merging_into_a_structured_layer_is_refused(peft):
     model = structured(peft, el.lora(peft.LoraConfig(target_modules=["up", "down"], r=2)))
     with pytest.raises(el.EinlinearError, match="merged into EinsumLinear"):
@@ -155,3 +163,5 @@ def test_lora_that_needs_a_matrix_is_refused(peft, options, words):
 def test_other_methods_are_refused(peft):
     with pytest.raises(el.EinlinearError, match="a config for LoRA is given as IA3Config"):
         el.lora(peft.IA3Config(target_modules=["up"]))
+    with pytest.raises(el.EinlinearError, match="a config for LoRA is given as AdaLoraConfig"):
+        el.lora(peft.AdaLoraConfig(target_modules=["up"], total_step=10))

@@ -30,8 +30,8 @@ def lora(config: Any) -> Any:
     supported, so give the config again to load: PeftModel.from_pretrained(model, path,
     config=el.lora(LoraConfig.from_pretrained(path))).
     """
-    register = getattr(type(config), "_register_custom_module", None)
-    if register is None:
+    is_known = hasattr(type(config), "_register_custom_module")
+    if not is_known or config.peft_type != "LORA":  # other methods inherit from LoraConfig
         raise EinlinearError(
             what=f"a config for LoRA is given as {quote(config)}",
             rule="el.lora takes a LoraConfig of peft, new enough; of its methods LoRA alone works "
@@ -73,6 +73,8 @@ def _adapter_class() -> type[nn.Module]:
     class StructuredLora(plain):  # type: ignore[misc]
         """LoRA around a structured layer."""
 
+        __qualname__ = "StructuredLora"  # where pickle looks for it: see __getattr__ below
+
         def _get_in_out_features(self, module: Any) -> tuple[int, int]:
             return module.in_features, module.out_features
 
@@ -85,3 +87,10 @@ def _adapter_class() -> type[nn.Module]:
             )
 
     return StructuredLora
+
+
+def __getattr__(name: str) -> type[nn.Module]:
+    """The adapter under the name that pickles give it; peft is loaded only then."""
+    if name == "StructuredLora":
+        return _adapter_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
