@@ -744,12 +744,33 @@ weights: drawn anew, biases 0
 """
 
 
+def test_the_fix_covers_every_layer_that_cannot_be_replaced():
+    blocks = [
+        nn.ModuleDict(
+            {
+                "mlp": nn.ModuleDict({"fc": nn.Linear(16, 16), "router": Doubled(16, 16)}),
+                "router_fc": nn.ModuleDict({"fc": Doubled(16, 16)}),
+            }
+        )
+        for _ in range(2)
+    ]
+    model = nn.ModuleDict({"blocks": nn.ModuleList(blocks), "fc": nn.Linear(16, 16)})
+    with pytest.raises(el.EinlinearError) as error:
+        el.convert_(model, "btt")
+    rules = "{'*.router': None, 'blocks.*.router_fc.fc': None, ...}"
+    assert error.value.fix.endswith(f"; or leave them alone, by the first rules: {rules}")
+    fixed = {"*.router": None, "blocks.*.router_fc.fc": None, "*": "btt"}
+    assert len(el.convert_(model, fixed).swaps) == 3
+
+
 @pytest.mark.parametrize(
     ("rule", "shown"),
     [
         (" BTT( rank = 2 )", "BTT( rank = 2 )"),
         ("theta(1/2,0,1/2,0,1/2,1/2,0)", "theta(1/2,0,1/2,0,1/2,1/2,0)"),
         (el.btt(rank=2), "btt(rank=2)"),
+        (el.monarch(), "monarch()"),
+        (el.monarch(num_factors=3), "monarch(num_factors=3)"),
         (el.low_rank(rank_exponent="1/3"), "low_rank(rank_exponent=1/3)"),
         (el.kronecker(num_factors=3), "kronecker(num_factors=3)"),
         (el.heads(4, "btt(rank=2)", side="output"), "heads(4, btt(rank=2), side=output)"),

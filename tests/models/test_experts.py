@@ -24,7 +24,7 @@ def test_every_layer_of_a_model_in_one_call():
     assert isinstance(model[2], nn.Linear)
     assert conversion.model_params_after == sum(p.numel() for p in model.parameters())
     assert conversion.macs_after == sum(layer.macs for layer in layers)
-    assert "moe(btt(rank=1), num_experts=4, num_active=2)" in str(conversion)
+    assert "moe(monarch(), num_experts=4, num_active=2)" in str(conversion)
     loss = model(torch.randint(0, 50, (3, 7))).square().mean() + el.balance_loss(model)
     loss.backward()
     assert all(layer.last_routing.experts.shape == (21, 2) for layer in layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import NoReturn
 
@@ -108,7 +109,7 @@ def plan_conversion(model: nn.Module, rules: Rules, *, where: Where | None = Non
             swaps.append(replace(_swap(model, site, choice.rule), typed=choice.typed))
             if reason := site.adapter or why_trained(site.weight, loaded):
                 lost.append(Lost(site.names, reason))
-    _check_blocked(blocked)
+    _check_blocked(blocked, [name for swap in swaps for name in swap.names])
     left += [Left(names, "structured already") for names in structured]
     if not swaps:
         _refuse_nothing_to_do(left)
@@ -232,20 +233,36 @@ def _check_sites(model: nn.Module, sites: tuple[Site, ...]) -> None:
         )
 
 
-def _check_blocked(blocked: list[Site]) -> None:
+def _check_blocked(blocked: list[Site], replaced: list[str]) -> None:
     """No layer that a rule asks for may be skipped in silence."""
     if blocked:
         first, *more = blocked
         others = f"; so cannot {listed([site.names for site in more], 5)}" if more else ""
+        patterns = _patterns_for([site.name for site in blocked], replaced)
+        rules = ", ".join(f"{pattern!r}: None" for pattern in patterns)
         fix = (
             _BEFORE_ADAPTERS if first.obstacle.startswith(ADAPTER) else "remove what is in the way"
         )
         raise EinlinearError(
             what=f"layer {first.name!r} cannot be replaced: {first.obstacle}{others}",
             rule="a layer is replaced if it is a plain linear layer that owns its weights",
-            fix=f"{fix}; or leave the layer alone, as the first rule: "
-            f"{{{first.name!r}: None, ...}}",
+            fix=f"{fix}; or leave {'them' if more else 'the layer'} alone, by the first "
+            f"rule{'s' * (len(patterns) > 1)}: {{{rules}, ...}}",
         )
+
+
+def _patterns_for(names: list[str], others: list[str]) -> list[str]:
+    """Globs that match all of the names and none of the others: as few as are easily found."""
+    patterns: list[str] = []
+    for name in names:
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            continue
+        parts = name.split(".")
+        every_block = ".".join("*" if part.isdecimal() else part for part in parts)
+        wide = [f"*.{parts[-1]}", every_block] if len(names) > 1 and len(parts) > 1 else []
+        fits = [glob for glob in wide if not any(fnmatchcase(other, glob) for other in others)]
+        patterns += [*fits, name][:1]
+    return patterns
 
 
 def _refuse_nothing_to_do(left: list[Left]) -> NoReturn:

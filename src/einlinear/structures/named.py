@@ -82,7 +82,10 @@ NAMED = {
 
 
 def call_of(structure: Structure) -> str:
-    """The call that makes a structure, such as "btt(rank=2)"; its edges if none does."""
+    """The call that makes a structure, such as "btt(rank=2)"; its edges if none does.
+
+    A structure does not know which of its names was typed: btt() is "monarch()".
+    """
     sizes = [size for edge, size in structure.edges if edge[0] not in "XY"]
     ranks: dict[str, object] = {}
     if sizes:
@@ -91,7 +94,7 @@ def call_of(structure: Structure) -> str:
     many = {} if structure.num_factors == 2 else many
     calls: list[tuple[str, dict[str, object]]] = [("dense", {}), ("low_rank", {})]
     calls += [("low_rank", ranks), ("kronecker", many)]
-    calls += [("btt", (ranks or {"rank": 1}) | many), ("tensor_train", ranks | many)]
+    calls += [("monarch", many), ("btt", ranks | many), ("tensor_train", ranks | many)]
     for name, options in calls:
         make: Callable[..., Structure] = NAMED[name]
         if make(**options) == structure:
