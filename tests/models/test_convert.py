@@ -774,6 +774,7 @@ def test_the_fix_covers_every_layer_that_cannot_be_replaced():
         (el.low_rank(rank_exponent="1/3"), "low_rank(rank_exponent=1/3)"),
         (el.kronecker(num_factors=3), "kronecker(num_factors=3)"),
         (el.heads(4, "btt(rank=2)", side="output"), "heads(4, btt(rank=2), side=output)"),
+        (el.heads(4, side="output"), "heads(4, side=output)"),
         (el.moe("low_rank", 4), "moe(low_rank(), num_experts=4, num_active=2)"),
         (el.parse("XA:4 XAB^1 YB^1/2 YAB^1/2"), "XA:4 XAB^1 YB^1/2 YAB^1/2"),
     ],

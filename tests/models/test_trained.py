@@ -115,6 +115,15 @@ def test_a_model_of_a_config_is_converted(hf, config, folder, tmp_path):
         report = el.convert_(model, "btt")
         assert not report.lost
         assert "lost" not in str(report)
+    assert report.unmarked_source == repr(str(folder))
+    assert "cannot tell" not in str(el.plan_conversion(hf.GPT2Model(config), "btt"))
+
+
+def test_a_copy_of_a_part_is_said_to_be_unknown(hf, folder):
+    """Nothing in it differs from a model that was built from the same config."""
+    part = copy.deepcopy(hf.GPT2LMHeadModel.from_pretrained(folder).transformer)
+    words = " ".join(str(el.plan_conversion(part, "btt")).split())
+    assert f"cannot tell whether weights were loaded from {str(folder)!r}" in words
 
 
 def test_layers_that_the_checkpoint_lacks_are_fresh(hf, folder):

@@ -118,6 +118,9 @@ class Conversion:
     unseen: the other modules with parameters, such as embeddings and fused experts.
     lost: those of the replaced layers whose weights look trained; convert_ asks before it
         replaces them.
+    unmarked_source: the checkpoint, quoted, that the config names although nothing marks the
+        weights as loaded: the model was built from this config, or is a copy of a part of a loaded
+        one, which convert_ cannot tell apart. "" if there is none.
     """
 
     swaps: tuple[Swap, ...]
@@ -125,6 +128,7 @@ class Conversion:
     model_params_before: int
     unseen: tuple[Unseen, ...] = ()
     lost: tuple[Lost, ...] = ()
+    unmarked_source: str = ""
 
     @property
     def params_before(self) -> int:
@@ -197,6 +201,11 @@ class Conversion:
             names = [name for name, _ in grouped((names, ()) for names in lost)]
             which = "all" if len(lost) == len(self.swaps) else ", ".join(names)
             notes.append(f"trained weights that are lost: {which} ({reason})")
+        if self.unmarked_source:
+            notes.append(
+                f"cannot tell whether weights were loaded from {self.unmarked_source}, "
+                "which the config names: nothing marks them"
+            )
         return notes
 
 

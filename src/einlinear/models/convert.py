@@ -22,7 +22,7 @@ from einlinear.models.heads import Heads
 from einlinear.models.obstacles import ADAPTER
 from einlinear.models.rules import Choice, Rules, choose, listed, read_rules
 from einlinear.models.sites import Site, find_sites, output_heads, structured_names
-from einlinear.models.trained import checkpoints, why_trained
+from einlinear.models.trained import checkpoints, unmarked_source, why_trained
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 
@@ -114,7 +114,8 @@ def plan_conversion(model: nn.Module, rules: Rules, *, where: Where | None = Non
     if not swaps:
         _refuse_nothing_to_do(left)
     params = sum(0 if is_lazy(p) else p.numel() for p in model.parameters())
-    return Conversion(tuple(swaps), tuple(left), params, _unseen(model, sites), tuple(lost))
+    unseen, source = _unseen(model, sites), unmarked_source(model, loaded)
+    return Conversion(tuple(swaps), tuple(left), params, unseen, tuple(lost), source)
 
 
 def plan_swaps(model: nn.Module, rules: Rules, where: Where | None = None) -> tuple[Swap, ...]:

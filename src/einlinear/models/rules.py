@@ -12,7 +12,7 @@ from typing import NoReturn
 from einlinear.errors import EinlinearError, quote
 from einlinear.models.conversion import grouped
 from einlinear.models.experts import Experts
-from einlinear.models.heads import Heads
+from einlinear.models.heads import Heads, heads
 from einlinear.structures.named import call_of
 from einlinear.structures.structure import Structure, check_structure
 from einlinear.structures.text import parse
@@ -130,9 +130,10 @@ def _as_typed(rule: Read) -> str:
             f"num_active={rule.num_active})"
         )
     if isinstance(rule, Heads):
-        number = "" if rule.num_heads is None else f"{rule.num_heads}, "
-        side = f", side={rule.side}" if rule.side else ""
-        return f"heads({number}{_as_typed(rule.structure)}{side})"
+        parts = [] if rule.num_heads is None else [str(rule.num_heads)]
+        parts += [] if rule.structure == heads().structure else [_as_typed(rule.structure)]
+        parts += [f"side={rule.side}"] if rule.side else []
+        return f"heads({', '.join(parts)})"
     return "" if rule is None else call_of(rule)
 
 

@@ -33,6 +33,15 @@ def why_trained(weight: nn.Parameter, loaded: dict[int, str]) -> str:
     return "" if weight.requires_grad else "frozen: requires_grad is False"
 
 
+def unmarked_source(model: nn.Module, loaded: dict[int, str]) -> str:
+    """The checkpoint that a config names although no parameter is known to be loaded; "" if none.
+
+    The model was built from a downloaded config, or it is a copy of a part of a loaded model: a
+    deep copy keeps nothing that tells the two apart.
+    """
+    return "" if loaded else next(filter(None, map(_source, model.modules())), "")
+
+
 def loaded_from(source: str) -> str:
     """The reason that is a checkpoint, "" being one without a name."""
     return f"loaded from {source or 'a checkpoint'}"
