@@ -13,8 +13,7 @@ from einlinear import registration
 CHECK = """
 loaded = [name for name in sys.modules if name.startswith("einlinear.layers")]
 assert not loaded, loaded  # nothing of ours is imported before it is needed
-assert not [finder for finder in sys.meta_path if type(finder).__name__ == "_AfterTorch"]
-assert "exec_module" not in vars(torch.__spec__.loader)
+assert not [finder for finder in sys.meta_path if type(finder).__name__ == "_WhenTorchLoads"]
 assert not hasattr(torch.ops.einlinear, "nothing")
 """
 LOOK_UP = """
@@ -28,24 +27,28 @@ torch.testing.assert_close(program(x), wanted)
 """
 
 
-def run_in_either_order(code, folder):
-    """The code in fresh processes, after both imports and nothing else."""
+def run_each(codes, folder, *flags):
+    """The codes in fresh processes, at the same time."""
     runs = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", f"import sys, {first}, {second}{CHECK}{code}"],
+            [sys.executable, "-W", "ignore", *flags, "-c", f"import sys\n{code}"],
             cwd=folder,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for first, second in (("einlinear", "torch"), ("torch", "einlinear"))
+        for code in codes
     ]
     for run in runs:
         _, errors = run.communicate()
         assert run.returncode == 0, errors
 
 
+ORDERS = ("import einlinear, torch", "import torch, einlinear")
+"""Both imports and nothing else."""
+
+
 def test_operators_are_found_in_either_order_of_imports(tmp_path):
-    run_in_either_order(LOOK_UP, tmp_path)
+    run_each([order + CHECK + LOOK_UP for order in ORDERS], tmp_path)
 
 
 class Sum(torch.nn.Module):
@@ -71,49 +74,122 @@ def test_exported_programs_are_loaded_in_either_order_of_imports(tmp_path):
     targets = {str(node.target) for node in program.graph.nodes if "einlinear" in str(node.target)}
     assert targets == {"einlinear.multiply.default", "einlinear.experts.default"}
     torch.export.save(program, tmp_path / "program.pt2")
-    run_in_either_order(LOAD, tmp_path)
+    run_each([order + CHECK + LOAD for order in ORDERS], tmp_path)
 
 
-def fake_torch(path, body):
-    path.joinpath("torch.py").write_text(body)
+FAKE = {
+    "__init__": "from torch._ops import ops\nfrom torch import other",
+    "_ops": """
+from types import ModuleType
+
+class _OpNamespace(ModuleType):
+    def __getattr__(self, name):
+        raise AttributeError(name)
+
+class _Ops(ModuleType):
+    def __getattr__(self, name):
+        setattr(self, name, _OpNamespace(name))
+        return getattr(self, name)
+
+ops = _Ops("torch.ops")
+""",
+    "other": "",
+}
+"""As much of torch as imports are about: a package that imports something after its operators."""
 
 
 @pytest.fixture
-def no_torch(tmp_path, monkeypatch):
-    """As if torch were not imported yet, and a file in tmp_path were it."""
-    monkeypatch.setattr(sys, "modules", sys.modules.copy())
-    monkeypatch.setattr(sys, "meta_path", sys.meta_path.copy())
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [n for n in sys.modules if n.split(".")[0] == "torch" or n in HOMES]:
-        del sys.modules[name]
-    registration.register_on_demand()
+def fake_torch(tmp_path):
+    """A folder that holds it, for processes that start there."""
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    for name, body in FAKE.items():
+        (folder / f"{name}.py").write_text(body)
     return tmp_path
 
 
+IS_OURS = """
+assert "install" in type(torch.ops.einlinear).__qualname__
+"""
+DETOURS = {
+    "none": "import einlinear, torch",
+    "reload": "import einlinear, importlib; importlib.reload(einlinear); import torch",
+    "again": """
+import einlinear
+for name in [name for name in sys.modules if name.startswith("einlinear")]: del sys.modules[name]
+import einlinear, torch
+""",
+    # Asked before it is imported, as transformers does.
+    "find_spec": """
+import einlinear
+from importlib.util import find_spec
+assert find_spec("torch") is not None
+import torch
+""",
+    "lazy": """
+import einlinear
+from importlib.util import LazyLoader, find_spec, module_from_spec
+spec = find_spec("torch")
+spec.loader = LazyLoader(spec.loader)
+torch = sys.modules["torch"] = module_from_spec(spec)
+spec.loader.exec_module(torch)
+assert "torch._ops" not in sys.modules
+""",
+    "threads": """
+import einlinear, threading
+names = ["torch.other", "torch", "wave", "colorsys", "torch.other"]
+threads = [threading.Thread(target=__import__, args=[name]) for name in names]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert set(names) <= sys.modules.keys()
+import torch
+""",
+    "asked before": "import torch; torch.ops.einlinear; import einlinear",
+    "absent at first": """
+import einlinear
+path, sys.path[:] = sys.path[:], []
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.path[:] = path
+import torch
+""",
+    "failed at first": """
+import einlinear, pathlib
+file = pathlib.Path("torch/other.py")
+file.write_text("raise OSError('no such library')")
+try:
+    import torch
+except OSError:
+    file.write_text("")
+import torch
+""",
+    "another finder": """
+import einlinear
+class Finder:  # of which an import must not lose sight
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torch.other":
+            found.append(name)
+found = []
+sys.meta_path.insert(1, Finder)
+import torch
+assert found
+""",
+}
+
+
+@pytest.mark.parametrize("detour", DETOURS.values(), ids=DETOURS)
+def test_operators_are_found_on_detours(detour, fake_torch):
+    run_each([f"{detour}\ntorch.ops{CHECK}{IS_OURS}"], fake_torch)
+
+
+def test_a_torch_that_is_not_as_we_know_it(fake_torch):
+    (fake_torch / "torch" / "_ops.py").write_text("ops = 0")
+    run_each([f"{order}\nassert torch.ops == 0" for order in ORDERS], fake_torch)
+
+
 HOMES = set(registration.HOMES.values())
-
-
-def is_waiting():
-    return any(isinstance(finder, registration._AfterTorch) for finder in sys.meta_path)
-
-
-def test_an_import_of_torch_that_fails_is_tried_again(no_torch):
-    fake_torch(no_torch, "raise OSError('no such library')")
-    with pytest.raises(OSError, match="no such library"):
-        importlib.import_module("torch")
-    assert is_waiting()
-    fake_torch(no_torch, "class ops: pass\nname = 'another torch'")
-    importlib.invalidate_caches()
-    torch_again = importlib.import_module("torch")  # its operators are not as we know them
-    assert torch_again.name == "another torch"
-    assert not is_waiting()
-
-
-def test_a_torch_that_is_not_there(no_torch, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(no_torch)])
-    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if "editable" not in str(f)])
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("torch")
 
 
 def test_every_operator_has_a_home():

@@ -9,11 +9,8 @@ loaded yet, as soon as it is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -28,58 +25,45 @@ HOMES = {
 
 def register_on_demand() -> None:
     """Have the operators registered when torch looks for them, now or once torch is loaded."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        sys.meta_path.insert(0, _AfterTorch())
-    else:
-        _install(torch)
-
-
-class _AfterTorch:
-    """A finder that finds nothing itself; it waits for torch to be imported, and goes away."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """How to import torch, with the namespace put in place at the end; None for all else."""
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is None or isinstance(loader, type):  # a class would be changed for all modules
-            return spec
-        execute = loader.exec_module
-
-        def execute_and_install(module: ModuleType) -> None:
-            del loader.exec_module
-            try:
-                execute(module)
-            except BaseException:
-                sys.meta_path.insert(0, self)
-                raise
-            _install(module)
-
-        with suppress(AttributeError):  # a loader that cannot be changed is left alone
-            loader.exec_module = execute_and_install
-        return spec
-
-
-def _install(torch: ModuleType) -> None:
-    """Put the namespace in place, unless the operators are there already."""
+    if not _has_operators():
+        sys.meta_path.insert(0, _WhenTorchLoads())
+        return
     with suppress(Exception):  # whatever torch becomes, importing it must not fail here
-        if set(HOMES.values()) & sys.modules.keys():
-            return
-        base: type[ModuleType] = torch._ops._OpNamespace
+        _install(sys.modules["torch._ops"])
 
-        class Namespace(base):  # type: ignore[valid-type, misc]
-            """torch.ops.einlinear, which registers operators when they are looked up."""
 
-            __module__ = base.__module__  # torch takes the names of operators from it
+class _WhenTorchLoads:
+    """A finder that finds nothing; it is asked at each import, and goes once torch is there.
 
-            def __getattr__(self, name: str) -> Any:
-                if name in HOMES:
-                    import_module(HOMES[name])
-                return super().__getattr__(name)
+    torch imports modules until long after its operators are there, so it need not be changed.
+    """
 
-        torch.ops.einlinear = Namespace("einlinear")
+    def find_spec(self, *_: object) -> None:
+        """Nothing, for any module."""
+        if _has_operators():
+            # Not removed in place: an import that goes through the list would miss a finder.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+            register_on_demand()
+
+
+def _has_operators() -> bool:
+    return hasattr(sys.modules.get("torch._ops"), "ops")
+
+
+def _install(home: Any) -> None:
+    """Put the namespace in place, unless the operators are there already."""
+    if set(HOMES.values()) & sys.modules.keys():
+        return
+    base: type[ModuleType] = home._OpNamespace
+
+    class Namespace(base):  # type: ignore[valid-type, misc]
+        """torch.ops.einlinear, which registers operators when they are looked up."""
+
+        __module__ = base.__module__  # torch takes the names of operators from it
+
+        def __getattr__(self, name: str) -> Any:
+            if name in HOMES:
+                import_module(HOMES[name])
+            return super().__getattr__(name)
+
+    home.ops.einlinear = Namespace("einlinear")
