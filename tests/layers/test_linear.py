@@ -6,6 +6,8 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import einlinear as el
 from cases import STRUCTURES, WIDTHS
@@ -182,7 +184,14 @@ WRITES = {
     "kaiming_uniform_": nn.init.kaiming_uniform_,
     "trunc_normal_": nn.init.trunc_normal_,
     "data": lambda w: w.data.normal_(0, 0.02),
-    "detach": lambda w: w.detach().zero_(),
+    "data of data": lambda w: w.data.data.zero_(),
+    "chunk": lambda w: [nn.init.zeros_(part) for part in w.chunk(3)],
+    "split": lambda w: w.split([16, 32])[1].zero_(),
+    "rows": lambda w: [row.zero_() for row in w],
+    "foreach": lambda w: torch._foreach_mul_([torch.ones(3), w], 0),
+    "out of several": lambda w: torch.max(
+        torch.ones(48, 64), 1, out=(w[:, 0], torch.zeros(48, dtype=torch.long))
+    ),
     "part": lambda w: w[3:].unsqueeze(0).fill_(1),
     "transpose": lambda w: w.T.copy_(torch.ones(64, 48)),
     "item": lambda w: w.__setitem__(slice(None), 0),
@@ -230,6 +239,96 @@ def test_the_weight_is_an_ordinary_tensor_to_readers():
     assert gradients["A"].shape == layer.A.shape
 
 
+TAKES = {
+    "detach": lambda w: w.detach(),
+    "clone": lambda w: w.detach().clone(),
+    "deepcopy": lambda w: copy.deepcopy(w.detach()),
+    "deepcopy of data": lambda w: copy.deepcopy(w.data),
+    "cpu": lambda w: w.data.cpu(),
+    "to": lambda w: w.data.to(torch.float64),
+    "pickle": lambda w: pickle.loads(pickle.dumps(w.data)),
+    "share": lambda w: w.data.share_memory_(),
+    "sparse": lambda w: w.detach().to_sparse().to_dense(),
+}
+
+
+@pytest.mark.parametrize("take", TAKES.values(), ids=TAKES)
+def test_copies_of_the_weight_are_plain_tensors(take):
+    layer = make()
+    taken = take(layer.weight)
+    assert type(taken) is torch.Tensor
+    assert torch.equal(taken, layer.to_dense())
+    assert not taken.zero_().any()
+
+
+@pytest.mark.parametrize(
+    "take", [lambda w: w, lambda w: w.data, lambda w: w.detach()], ids=["weight", "data", "detach"]
+)
+def test_a_parameter_made_of_the_weight_is_as_any_other(take):
+    layer, dense = make(bias=False), nn.Linear(64, 48, bias=False, dtype=torch.float64)
+    dense.weight = nn.Parameter(take(layer.weight))
+    x = torch.randn(3, 64, dtype=torch.float64)
+    torch.testing.assert_close(dense(x), layer(x))
+    dense(x).sum().backward()
+    torch.optim.AdamW(dense.parameters(), lr=0.1).step()
+    for module in (dense, copy.deepcopy(dense), pickle.loads(pickle.dumps(dense))):
+        assert type(module.weight) is nn.Parameter
+        assert not torch.equal(module.weight, layer.to_dense())
+        nn.init.zeros_(module.weight)
+        assert module.weight.is_leaf
+        assert not module(x).any()
+
+
+class Teacher(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.register_buffer("start", layer.weight.detach())
+
+
+def test_the_weight_at_the_start_is_a_buffer_as_any_other():
+    teacher = Teacher(make())
+    copied = copy.deepcopy(teacher)
+    nn.init.zeros_(copied.start)
+    assert teacher.start.any()
+    teacher.load_state_dict(copied.state_dict())
+    assert not teacher.start.any()
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [lambda w: setattr(w, "requires_grad", False), lambda w: w.requires_grad_(False)],
+    ids=["attribute", "method"],
+)
+def test_freezing_the_weight_is_an_error_that_says_how(freeze):
+    with pytest.raises(EinlinearError, match=r"requires_grad(.|\n)*layer.requires_grad_\(False\)"):
+        freeze(make().weight)
+
+
+def test_attributes_of_the_weight_that_may_be_set():
+    weight = make().weight
+    weight.grad = None
+    weight.retain_grad()
+    weight.sum().backward()
+    assert weight.grad.shape == (48, 64)
+
+
+@pytest.mark.parametrize(
+    "value", [None, torch.ones(48, 64), nn.Parameter(torch.ones(48, 64))], ids=lambda v: type(v)
+)
+def test_the_weight_cannot_be_replaced(value):
+    with pytest.raises(EinlinearError, match=r"cannot be replaced(.|\n)*nn.Linear"):
+        make().weight = value
+
+
+@pytest.mark.parametrize("settings", [{}, {"pre_dispatch": True}], ids=["", "pre_dispatch"])
+def test_the_weight_is_read_in_traced_code(settings):
+    layer, x = make(), torch.randn(3, 64, dtype=torch.float64)
+    traced = make_fx(lambda x: nn.functional.linear(x, layer.weight), **settings)(x)
+    torch.testing.assert_close(traced(x), x @ layer.to_dense().T)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert nn.functional.linear(x, layer.weight).shape == (3, 48)
+
+
 class Reader(nn.Module):
     def __init__(self, layer):
         super().__init__()
@@ -247,6 +346,9 @@ def test_the_weight_is_read_in_compiled_and_exported_code():
     compiled = torch.compile(reader, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled().detach(), wanted)
     torch.testing.assert_close(torch.export.export(reader, ()).module()().detach(), wanted)
+    twice = torch.compile(lambda weight: 2 * weight, fullgraph=True, backend="eager")
+    for weight in (reader(), reader().data):
+        torch.testing.assert_close(twice(weight).detach(), 2 * wanted)
 
 
 def test_an_input_elsewhere():

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
 
 _WRITES = frozenset(
-    "__setitem__ __set__ __delete__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ "
+    "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ "
     "__ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__".split()
 )
+_KEEP_VALUES = frozenset(("share_memory_", "detach_"))
 
 
 class ComputedWeight(Tensor):
-    """A tensor that can be read but not written; its views cannot be written, either.
+    """A tensor that can be read but not written, and neither can its views and its `data`.
 
-    Whatever is computed from it is a plain tensor.
+    Copies are plain tensors: what is computed from it, detached, moved or cast, copied or saved,
+    and so are parameters made of it. Arrays that share its memory, as `numpy()` gives, are not
+    protected.
     """
 
     @classmethod
@@ -32,18 +36,40 @@ class ComputedWeight(Tensor):
     ) -> Any:
         """The function applied as to a plain tensor, unless it would write."""
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # which cannot follow the rest
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
         own = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
-        if isinstance(own, cls) and _is_write(func):
-            _refuse(getattr(func, "__name__", str(func)))
-        if isinstance(kwargs.get("out"), cls):
-            _refuse(f"{getattr(func, '__name__', func)}(out=...)")
+        is_for_parameter = sys._getframe(1).f_code is nn.Parameter.__new__.__code__
+        if _has_computed(own) and not is_for_parameter and (action := _write(func)):
+            _refuse(action)
+        if _has_computed(kwargs.get("out")):
+            _refuse(f"{_name(func)}(out=...)")
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-        is_view = isinstance(own, cls) and type(result) is Tensor and _share(own, result)
-        return result.as_subclass(cls) if is_view else result
+            if is_for_parameter:  # it wants detach() and requires_grad_() to keep the class
+                return result if result is own else result.as_subclass(cls)
+            if not isinstance(own, cls) or _name(func) in ("detach", "_base"):
+                return result
+            if type(result) in (tuple, list):
+                return type(result)(_read_only_view(own, part) for part in result)
+            return _read_only_view(own, result)
+
+    @property
+    def _is_param(self) -> bool:
+        return False
+
+    @_is_param.setter
+    def _is_param(self, _: bool) -> None:
+        """What nn.Parameter ends with: make this a parameter as any other."""
+        self.__class__ = nn.Parameter  # type: ignore[assignment]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A plain tensor."""
+        return self.detach().clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What is saved and copied is the plain tensor."""
+        """What is saved is the plain tensor."""
         plain: Any = self.as_subclass(Tensor)
         return plain.__reduce_ex__(protocol)
 
@@ -53,25 +79,54 @@ def read_only(tensor: Tensor) -> Tensor:
     is_plain = type(tensor) is Tensor and not torch.compiler.is_compiling()
     if not is_plain or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return tensor
+    modes = torch._ops._len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+    if modes or torch._C._len_torch_dispatch_stack():
+        return tensor
     return tensor.as_subclass(ComputedWeight)
 
 
-def _is_write(func: Callable[..., Any]) -> bool:
-    """Whether a function changes its first argument: torch's names for these end in one _."""
-    name = getattr(func, "__name__", "")
-    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", str(func))
+    return func.__self__.__name__ if name == "__get__" else name
 
 
-def _share(tensor: Tensor, other: Tensor) -> bool:
-    with torch._C.DisableTorchFunctionSubclass():
-        return bool(tensor.untyped_storage()._cdata == other.untyped_storage()._cdata)
+def _write(func: Any) -> str:
+    """How a function changes its first argument, if it does: torch's names then end in one _."""
+    name = _name(func)
+    if name in ("__set__", "__delete__"):
+        attribute = func.__self__.__name__
+        return "" if attribute == "grad" else f"setting {attribute}"
+    is_in_place = name.endswith("_") and not name.endswith("__") and name not in _KEEP_VALUES
+    return name if is_in_place or name in _WRITES else ""
 
 
-def _refuse(action: str) -> None:
+def _has_computed(value: Any) -> bool:
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(each, ComputedWeight) for each in values)
+
+
+def _read_only_view(own: Tensor, result: Any) -> Any:
+    """The result, read-only if it is a view; own itself, as `cpu()` may return it, plain."""
+    if result is own:
+        return own.as_subclass(Tensor)
+    if type(result) is not Tensor or not torch._C._has_storage(result):
+        return result
+    is_view = own.untyped_storage()._cdata == result.untyped_storage()._cdata
+    return result.as_subclass(ComputedWeight) if is_view else result
+
+
+def _refuse(action: str) -> NoReturn:
+    fix = (
+        "write to the factors: nn.init.zeros_(layer.B) makes the output of two factors zero, "
+        "layer.reset_parameters() draws all anew; for a copy of your own take layer.to_dense()"
+    )
+    if "requires_grad" in action:
+        fix = (
+            "layer.requires_grad_(False) freezes the layer, layer.B.requires_grad_(False) a factor"
+        )
     raise EinlinearError(
         what=f"{action} would write to the weight of a structured layer",
         rule="that weight is computed from the factors whenever it is read, so writing to it would "
         "change nothing",
-        fix="write to the factors: nn.init.zeros_(layer.B) makes the output of two factors zero, "
-        "layer.reset_parameters() draws all anew; for a copy of your own take layer.to_dense()",
+        fix=fix,
     )

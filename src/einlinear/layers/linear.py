@@ -83,6 +83,16 @@ class EinsumLinear(nn.Module):
         """to_dense(), read-only, for code that reads the weight of an nn.Linear."""
         return read_only(self.to_dense())
 
+    @weight.setter
+    def weight(self, value: object) -> None:
+        raise _not_replaced()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Add a parameter; `layer.weight = nn.Parameter(...)`, which ends here, is an error."""
+        if name == "weight":
+            raise _not_replaced()
+        super().register_parameter(name, param)
+
     def param_scaling(self) -> dict[str, Scaling]:
         """What initialisation and learning rates need to know of each parameter, by its name."""
         scaling = factor_scaling(self.plan)
@@ -232,4 +242,14 @@ def _no_room(plan: Plan) -> EinlinearError:
         "weights, for which there is no memory",
         rule="the weights of a layer fit into the memory of its device",
         fix="give a smaller rank or width, or another device or dtype",
+    )
+
+
+def _not_replaced() -> EinlinearError:
+    """What to raise where layer.weight is given another value."""
+    return EinlinearError(
+        what="the weight of a structured layer cannot be replaced",
+        rule="it is computed from the factors whenever it is read",
+        fix="for a weight of your own replace the layer by an nn.Linear; to change the factors, "
+        "write to them, as nn.init.zeros_(layer.B) does, or use layer.load_state_dict(...)",
     )
