@@ -21,9 +21,9 @@ _KEEP_VALUES = frozenset(("share_memory_", "detach_"))
 class ComputedWeight(Tensor):
     """A tensor that can be read but not written, and neither can its views and its `data`.
 
-    Copies are plain tensors: what is computed from it, detached, moved or cast, copied or saved,
-    and so are parameters made of it. Arrays that share its memory, as `numpy()` gives, are not
-    protected.
+    What is taken from it is plain and can be written to: results, copies, what is detached, moved,
+    cast or saved, and parameters made of it. Arrays that share its memory, as `numpy()` gives, are
+    not protected.
     """
 
     @classmethod
@@ -86,15 +86,20 @@ def read_only(tensor: Tensor) -> Tensor:
 
 
 def _name(func: Any) -> str:
-    name = getattr(func, "__name__", str(func))
-    return func.__self__.__name__ if name == "__get__" else name
+    """The name of a function of torch; of the attribute where one is read."""
+    name: str = getattr(func, "__name__", str(func))
+    return _attribute(func) if name == "__get__" else name
+
+
+def _attribute(func: Any) -> str:
+    return getattr(func.__self__, "__name__", "an attribute")  # a property has none
 
 
 def _write(func: Any) -> str:
     """How a function changes its first argument, if it does: torch's names then end in one _."""
     name = _name(func)
     if name in ("__set__", "__delete__"):
-        attribute = func.__self__.__name__
+        attribute = _attribute(func)
         return "" if attribute == "grad" else f"setting {attribute}"
     is_in_place = name.endswith("_") and not name.endswith("__") and name not in _KEEP_VALUES
     return name if is_in_place or name in _WRITES else ""
