@@ -27,11 +27,11 @@ torch.testing.assert_close(program(x), wanted)
 """
 
 
-def run_each(codes, folder, *flags):
+def run_each(codes, folder):
     """The codes in fresh processes, at the same time."""
     runs = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", *flags, "-c", f"import sys\n{code}"],
+            [sys.executable, "-W", "ignore", "-c", f"import sys\n{code}"],
             cwd=folder,
             stderr=subprocess.PIPE,
             text=True,
