@@ -1,11 +1,14 @@
 """Laws that do not hold are told from those that do: linf at a bound, residuals with a bend."""
 
+import re
+
 import numpy as np
 import pytest
 
 import einlinear as el
+from einlinear.studies.fit import is_overshot, is_undercut, percent
 from einlinear.studies.law import BELOW
-from einlinear.studies.residuals import in_thirds
+from einlinear.studies.residuals import in_thirds, is_systematic
 from scaling import curves, optima, together
 
 LOWEST = 2.1640337
@@ -89,14 +92,78 @@ def test_noise_is_not_systematic(make):
 
 
 def test_losses_below_a_law_are_seen_also_where_they_do_not_count():
-    """The smallest size is left out of the fit; here it is far better than the law there."""
+    """The largest size is left out of the fit; here it is far better than the law there."""
     run, compute, loss, _ = optima(np.random.default_rng(6), 12, 0.0)
-    assert (
-        el.fit_power_law(el.Observations(run, compute, loss), resamples=0).laws[0].undercut < 1e-6
+    columns = [run[-1] + "b", *run], np.r_[compute[-1], compute], np.r_[loss[-1], loss]
+    columns += (None, None, [run[-1], *run])  # two seeds of the largest
+    law = el.fit_power_law(el.Observations(*columns), resamples=0).laws[0]
+    assert law.undercut < 1e-6
+    columns[2][[0, -1]] *= 0.9
+    fit = el.fit_power_law(el.Observations(*columns), resamples=0)
+    assert fit.laws[0].undercut == pytest.approx(-np.log(0.9), rel=0.02)
+    assert fit.warnings == ("all: losses were reached that are below the law, by up to 10 %",)
+
+
+def test_losses_before_the_points_of_a_law_do_not_count():
+    """Runs begin at the loss of a guess, which is far below where a law leads to."""
+    run, compute, loss, name, seed, group = curves(np.random.default_rng(3), 8, 0.002)
+    data = el.Observations(run, compute, np.minimum(loss, 2.2), name, seed, group)
+    law = el.fit_power_law(data, resamples=0).laws[0]
+    assert law.loss(compute.min()) > 3
+    assert not is_undercut(law)
+
+
+@pytest.mark.parametrize("floor", [0.0, 1.65])
+def test_losses_that_stay_above_a_law_are_seen(floor):
+    """Beyond the points no loss is lower than before, so none of them is on the frontier."""
+    run, compute, loss, name, seed, group = curves(np.random.default_rng(3), 8, 0.002)
+    data = el.Observations(run, compute, np.maximum(loss, floor), name, seed, group)
+    fit = el.fit_power_law(data, resamples=0)
+    law = fit.laws[0]
+    best = np.log(data.loss.min() / law.loss(compute.max()))
+    assert is_overshot(law) == (best > 0.03) == (floor > 0)
+    assert any("stay above the law" in text for text in fit.warnings) == (floor > 0)
+
+
+@pytest.mark.parametrize("linf", ["shared", "fitted"])
+def test_a_stray_run_moves_no_law(linf):
+    random = np.random.default_rng(4)
+    parts = [curves(random, 8, 0.004), curves(random, 8, 0.004, name="btt")]
+    odd = ["odd"], [1e13], [1.2], ["dense"], [0], ["odd"]
+    how = {"linf": linf, "resamples": 50}
+    good = el.fit_power_law(together(*parts), **how)
+    fit = el.fit_power_law(together(*parts, odd), **how)
+    for name in ("dense", "btt"):
+        assert fit[name].a == pytest.approx(good[name].a, rel=0.05)
+        assert fit[name].linf_interval == pytest.approx(good[name].linf_interval, rel=0.03)
+        assert not fit[name].at_bound
+    assert [law.stray for law in fit.laws] == ["odd", ""]
+    assert fit.warnings == (
+        "dense: the run odd is far below the law and all other runs; no bound of linf counts it",
     )
-    loss[0] = 0.8 * loss[0]
-    law = el.fit_power_law(el.Observations(run, compute, loss), resamples=0).laws[0]
-    assert law.undercut == pytest.approx(-np.log(0.8), rel=0.02)
+
+
+@pytest.mark.parametrize(("sizes", "seeds", "noise"), [(6, 3, 0.004), (18, 1, 0.001)])
+def test_a_bend_is_seen_though_one_end_is_on_the_law(sizes, seeds, noise):
+    off = noise * np.random.default_rng(1).normal(size=sizes * seeds)
+    run = np.arange(sizes * seeds)
+    bend = np.repeat([0.003, -0.013, 0.015], sizes * seeds // 3)
+    assert is_systematic(bend + off, run, run // seeds)
+    assert not is_systematic(off, run, run // seeds)
+    assert not is_systematic(bend + 10 * off, run, run // seeds)
+
+
+def test_a_printed_linf_is_inside_its_printed_interval():
+    data = together(optima(np.random.default_rng(8), 24, 0.0005))
+    row = str(el.fit_power_law(data, resamples=50)).splitlines()[1]
+    for value, low, high in re.findall(r"([\d.]+) \[([\d.]+), ([\d.]+)\]", row):
+        assert float(low) <= float(value) <= float(high)
+        assert low != high
+
+
+def test_percent():
+    assert percent(np.log(1.5)) == pytest.approx(50)
+    assert -percent(-8.5) == pytest.approx(100, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isfinite, log, nan
+from math import isfinite, isnan, log, nan
 from numbers import Real
 from typing import Literal
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from einlinear.errors import EinlinearError, quote
 from einlinear.structures.values import whole_number
-from einlinear.studies.law import Laws, Sharing
-from einlinear.studies.observations import Floats, Observations, as_observations, codes
+from einlinear.studies.law import BELOW, Laws, Sharing
+from einlinear.studies.observations import Floats, Ints, Observations, as_observations, codes
 from einlinear.studies.record import RunRecord
 from einlinear.studies.resample import (
     Problem,
@@ -33,7 +33,9 @@ Method = Literal["robust", "paper"]
 Choice = Literal["frontier", "inner", "all"]
 Interval = tuple[float, float]
 Bound = Literal["", "lowest loss", "zero"]
+Beside = tuple[Ints, Floats, Floats]  # places in the data, log losses, and those of the law
 
+_OFF = 0.03  # a law that losses beyond its points are off by so much does not hold there
 _NEAR = 2e-6  # share of a loss within which linf is at its bound
 
 
@@ -48,8 +50,12 @@ class PowerLaw:
     at_bound: the bound that linf sits on: the "lowest loss" of those observed, or "zero"; "" if on
         none. The points ask for a linf beyond it, so they do not follow the law.
     thirds: mean residuals of log L in the first, middle and last third of the points.
-    is_systematic: whether the first and the last are more than the noise of runs explains.
-    undercut: the most that an observed loss is below the law, in log L, wherever it is.
+    is_systematic: whether they bend more than the noise of runs explains.
+    undercut: the most that an observed loss is below the law, in log L, from the least compute of
+        the points on; a stray run does not count.
+    overshoot: the most that the lowest loss so far is above the law beyond the points, in log L,
+        less what sizes inside are above it where they end.
+    stray: a run that is far below the law and what other runs have reached; "" if there is none.
     """
 
     structure: str
@@ -68,6 +74,8 @@ class PowerLaw:
     thirds: Thirds = (0.0, 0.0, 0.0)
     is_systematic: bool = False
     undercut: float = 0.0
+    overshoot: float = 0.0
+    stray: str = ""
 
     @property
     def decades(self) -> float:
@@ -127,8 +135,8 @@ class Fit:
         width = max(9, *(len(law.structure) for law in self.laws))
         lines = [f"{'structure':{width}}  {'a':24} {'linf':24} {'rms':8} points  decades"]
         for law in self.laws:
-            a = f"{law.a:.4g} [{law.a_interval[0]:.3g}, {law.a_interval[1]:.3g}]"
-            linf = f"{law.linf:.4g} [{law.linf_interval[0]:.3g}, {law.linf_interval[1]:.3g}]"
+            a = f"{law.a:.4g} [{law.a_interval[0]:.4g}, {law.a_interval[1]:.4g}]"
+            linf = f"{law.linf:.4g} [{law.linf_interval[0]:.4g}, {law.linf_interval[1]:.4g}]"
             row = f"{law.structure:{width}}  {a:24} {linf:24} {law.rms:<8.2g} "
             lines.append(row + f"{law.num_points:<7} {law.decades:.2g}")
         return "\n".join([*lines, *self.warnings])
@@ -148,12 +156,43 @@ class Fit:
                     f"{law.structure}: linf is at its bound ({law.at_bound}), so it is not measured"
                 )
             if law.is_systematic:
-                first, middle, last = (f"{100 * value:+.1f} %" for value in law.thirds)
+                first, middle, last = (f"{percent(value):+.1f} %" for value in law.thirds)
                 found.append(
                     f"{law.structure}: the points are off the law by {first}, {middle}, {last} in "
                     "the first, middle and last third, more than their noise"
                 )
+            if is_undercut(law):
+                found.append(
+                    f"{law.structure}: losses were reached that are below the law, by up to "
+                    f"{-percent(-law.undercut):.2g} %"
+                )
+            if is_overshot(law):
+                found.append(
+                    f"{law.structure}: beyond the points losses stay above the law, by up to "
+                    f"{percent(law.overshoot):.2g} %"
+                )
+            if law.stray:
+                found.append(
+                    f"{law.structure}: the run {law.stray} is far below the law and all other "
+                    "runs; no bound of linf counts it"
+                )
         return tuple(found)
+
+
+def percent(log_ratio: float) -> float:
+    """A difference of log losses, as a percentage of the loss."""
+    with np.errstate(over="ignore"):
+        return float(100 * np.expm1(log_ratio))
+
+
+def is_undercut(law: PowerLaw) -> bool:
+    """Whether losses are below the law by more than it misses its own points, and than noise."""
+    return law.undercut > max(_OFF, 4 * law.rms)
+
+
+def is_overshot(law: PowerLaw) -> bool:
+    """Whether losses beyond the points stay above the law, by more than it misses its own."""
+    return law.overshoot > max(_OFF, 4 * law.rms)
 
 
 def frontier(
@@ -263,6 +302,8 @@ def _make_laws(
         count = len(index)
         y, residual = points.y[0, s, :count], residuals[0, s, :count]
         of_linf, of_b, of_a = [(float(low[s]), float(high[s])) for low, high in ends]
+        of_linf = _clipped(of_linf, BELOW * float(problem.lowest[s]))
+        beside = _beside(problem, found, data, s)
         least, most = data.compute[index[[0, -1]]].tolist()
         laws.append(
             PowerLaw(
@@ -283,15 +324,24 @@ def _make_laws(
                 is_systematic=is_systematic(
                     residual, problem.runs[s].run, codes(data.group[index])
                 ),
-                undercut=_undercut(problem, found, data, s),
+                undercut=_undercut(beside, data, index),
+                overshoot=_overshoot(beside, data, index),
+                stray="" if problem.strays[s] is None else str(data.run[problem.strays[s]]),
             )
         )
     return tuple(laws)
 
 
+def _clipped(ends: Interval, highest: float) -> Interval:
+    """An interval that ends at a bound; of nan if it was."""
+    low, high = (end if isnan(end) else min(end, highest) for end in ends)
+    return low, high
+
+
 def _bound(problem: Problem, linf: float, structure: int) -> Bound:
     """The bound that a fitted linf sits on."""
     highest = float(problem.points.highest[0, structure])
+    highest = min(highest, BELOW * float(problem.lowest[structure]))
     if problem.sharing == "given":
         return ""
     if linf <= _NEAR * highest:
@@ -299,13 +349,44 @@ def _bound(problem: Problem, linf: float, structure: int) -> Bound:
     return "lowest loss" if linf >= (1 - _NEAR) * highest else ""
 
 
-def _undercut(problem: Problem, found: Laws, data: Observations, structure: int) -> float:
-    """How far the lowest of all points of a structure are below its law."""
+def _beside(problem: Problem, found: Laws, data: Observations, structure: int) -> Beside:
+    """All points of a structure but those of a stray run, by compute, and the law there."""
     here = (data.structure == problem.structures[structure]) & (data.compute > 0)
-    x = np.log(data.compute[here]) - problem.centre[structure]
+    stray = problem.strays[structure]
+    if stray is not None:
+        here &= (data.run != data.run[stray]) | (data.seed != data.seed[stray])
+    place = np.flatnonzero(here)
+    place = place[np.argsort(data.compute[place], kind="stable")]
+    x = np.log(data.compute[place]) - problem.centre[structure]
     law = Laws(*(column[:, structure] for column in found.columns))
-    with np.errstate(over="ignore"):
-        return max(0.0, float((law.log_loss(x) - np.log(data.loss[here])).max()))
+    return place, np.log(data.loss[place]), law.log_loss(x)[0]
+
+
+def _undercut(beside: Beside, data: Observations, used: Ints) -> float:
+    """How far points are below a law; before its points the first steps of runs do not matter."""
+    place, y, law = beside
+    is_late = data.compute[place] >= data.compute[used[0]]
+    return float(np.max((law - y)[is_late], initial=0.0))
+
+
+def _overshoot(beside: Beside, data: Observations, used: Ints) -> float:
+    """How far the lowest loss so far is above a law beyond its points.
+
+    The largest size goes on where a larger one would be better, so it ends above the law. So do
+    the sizes inside: what these are above it at their ends is taken off.
+    """
+    place, y, law = beside
+    is_beyond = data.compute[place] > data.compute[used[-1]]
+    if not is_beyond.any():
+        return 0.0
+    above = float((np.minimum.accumulate(y) - law)[is_beyond].max())
+    size = codes(data.size[np.concatenate([used, place])])
+    ends = [
+        float((np.minimum.accumulate(y[own]) - law[own])[-1])
+        for own in (size[len(used) :] == one for one in np.unique(size[: len(used)]))
+        if own.any()
+    ]
+    return max(0.0, above - max(0.0, float(np.median(ends or [0.0]))))
 
 
 def _explained(y: Floats, residual: Floats) -> float:

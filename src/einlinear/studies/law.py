@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,14 +101,9 @@ def _cost(points: Points, residual: Floats, bend: Floats) -> Floats:
     return np.asarray(np.einsum("bsm,bsm,bsm->bs", points.weight, small, size - 0.5 * small))
 
 
-def highest_linf(losses: Sequence[Floats], is_frontier: bool, sharing: Sharing) -> Floats:
-    """The upper bound of linf, from all losses of each structure; one for all if they share it.
-
-    The law of a frontier must be able to reach every loss that was reached, also by runs that do
-    not count in the fit, and in samples that lack the run: so linf and its interval stay below the
-    lowest. Where points scatter to both sides of the law, some may be below linf.
-    """
-    bound = np.array([BELOW * loss.min() if is_frontier else loss.max() for loss in losses])
+def highest_linf(lowest: Floats, sharing: Sharing) -> Floats:
+    """The upper bound of linf, below the lowest loss of each structure; one for all if shared."""
+    bound = np.asarray(BELOW * lowest)
     return np.full_like(bound, bound.min()) if sharing == "shared" else bound
 
 

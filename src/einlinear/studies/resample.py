@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from einlinear.errors import EinlinearError, quote
 from einlinear.studies.law import (
+    BELOW,
     Laws,
     Points,
     Sharing,
@@ -18,10 +19,18 @@ from einlinear.studies.law import (
     robust_fit,
 )
 from einlinear.studies.observations import Floats, Ints, Observations, codes
-from einlinear.studies.selection import Bools, Selection, Table, choose, make_tables
+from einlinear.studies.selection import (
+    Bools,
+    Selection,
+    Table,
+    choose,
+    lowest_median,
+    make_tables,
+)
 
 FEW_GROUPS = 6  # with fewer, seeds are drawn in every sample, see `draw`
 _LARGEST = 100 * float(np.log(10)) + 1e-9  # logarithm of what a law is fitted to
+STRAY = 0.05  # a run that is less below a law than this share has not gone astray
 CHUNK = 300_000  # numbers of an array; samples are fitted in parts of this size
 FIXES = {
     "inner": 'add runs of other sizes, or give points="frontier"',
@@ -57,6 +66,9 @@ class Problem:
     points: the same as one sample, each of weight 1.
     runs: by structure.
     centre: mean of x of the points, by structure; laws are written around it.
+    lowest: what no interval of linf goes beyond: the lowest loss of a structure, or of all if they
+        share linf; infinite where points scatter to both sides of the law.
+    strays: where a point of the run that was set aside for that stands, or None; see `find_stray`.
     """
 
     structures: tuple[str, ...]
@@ -67,6 +79,8 @@ class Problem:
     sharing: Sharing
     linf: float
     is_paper: bool
+    lowest: Floats
+    strays: tuple[int | None, ...]
 
 
 def make_problem(
@@ -80,30 +94,92 @@ def make_problem(
     structures, tables = observations.structures, make_tables(observations)
     check_compute(structures, tables)
     _check_range(structures, tables)
-    losses = [np.exp(table.y) for table in tables]
     if sharing == "given":
-        check_linf(linf, min(float(loss.min()) for loss in losses))
-    highest = highest_linf(losses, selection != "all", sharing)[None]
-    tables = tuple(choose(table, selection, linf, tolerance) for table in tables)
-    shape = (1, len(tables), max(1, *(len(table.x) for table in tables)))
+        check_linf(linf, float(np.exp(min(table.y.min() for table in tables))))
+    chosen = tuple(choose(table, selection, linf, tolerance) for table in tables)
+    shape = (1, len(chosen), max(1, *(len(table.x) for table in chosen)))
+    most = np.exp([table.y.max() for table in tables])  # scattering points may be below linf
+    highest = (np.full_like(most, most.min()) if sharing == "shared" else most)[None]
     points = Points(np.zeros(shape), np.zeros(shape), np.zeros(shape), highest)
-    centre = np.array([table.x.mean() if len(table.x) else 0.0 for table in tables])
-    for s, table in enumerate(tables):
+    centre = np.array([table.x.mean() if len(table.x) else 0.0 for table in chosen])
+    for s, table in enumerate(chosen):
         here = (0, s, slice(len(table.x)))
         points.x[here], points.y[here] = table.x - centre[s], table.y
         points.weight[here] = 1
     problem = Problem(
         structures,
-        tuple(table.index for table in tables),
+        tuple(table.index for table in chosen),
         points,
-        tuple(map(_make_runs, tables)),
+        tuple(map(_make_runs, chosen)),
         centre,
         sharing,
         linf,
         selection == "hull",
+        lowest=np.full(len(chosen), np.inf),
+        strays=(None,) * len(chosen),
     )
     _check_enough(problem, selection)
-    return problem
+    if sharing == "given" or selection == "all":
+        return problem
+    return _bounded(problem, tables, chosen)
+
+
+def _bounded(problem: Problem, tables: tuple[Table, ...], chosen: tuple[Table, ...]) -> Problem:
+    """The same with the bounds of linf.
+
+    The law of a frontier must be able to reach what was reached, also by sizes that do not count in
+    the fit, and in samples that lack them. If the law asks for a linf above the lowest loss, it is
+    bound by that. In samples of other laws it is by medians over the seeds of each group: a single
+    one may be below linf by luck. No bound counts a stray run, or one bad number would move all
+    laws that share linf.
+    """
+    inner = [lowest_median(table) for table in chosen]
+    free = _with_bound(problem, np.array(inner))
+    laws = first_fit(free.points, free.linf, free.sharing)[0]
+    strays = [
+        find_stray(
+            table, some, Laws(*(np.asarray(v[0, s]) for v in laws.columns)), problem.centre[s]
+        )
+        for s, (table, some) in enumerate(zip(tables, chosen, strict=True))
+    ]
+    kept = [
+        table if stray is None else table.take(table.run != table.run[stray])
+        for table, stray in zip(tables, strays, strict=True)
+    ]
+    lowest = np.exp([float(table.y.min()) for table in kept])
+    if problem.sharing == "shared":
+        lowest = np.full_like(lowest, lowest.min())
+    medians = np.array([lowest_median(*pair) for pair in zip(kept, inner, strict=True)])
+    is_beyond = laws.linf[0] > BELOW * lowest
+    found = _with_bound(problem, np.where(is_beyond, lowest, medians))
+    places = [
+        None if stray is None else int(table.index[stray])
+        for table, stray in zip(tables, strays, strict=True)
+    ]
+    return replace(found, lowest=lowest, strays=tuple(places))
+
+
+def _with_bound(problem: Problem, lowest: Floats) -> Problem:
+    highest = highest_linf(lowest, problem.sharing)[None]
+    return replace(problem, points=replace(problem.points, highest=highest))
+
+
+def find_stray(table: Table, chosen: Table, law: Laws, centre: float) -> int | None:
+    """The place of the lowest point of the one run that is far below a law, if there is one.
+
+    It is below by 5 % and by six times what the points that count are off, and another run has
+    spent as much or more: of the run that went furthest nothing says that it is wrong.
+    """
+    off = chosen.y - law.log_loss(chosen.x - centre)
+    below = law.log_loss(table.x - centre) - table.y
+    is_far = below > max(STRAY, 6 * float(np.sqrt(np.mean(off**2))))
+    is_far &= table.x >= chosen.x[0]
+    runs = np.unique(table.run[is_far])
+    if len(runs) != 1:
+        return None
+    place = int(np.where(is_far, below, -np.inf).argmax())
+    others = table.x[table.run != runs[0]]
+    return place if len(others) and others.max() >= table.x[place] else None
 
 
 def check_compute(structures: tuple[str, ...], tables: tuple[Table, ...]) -> None:

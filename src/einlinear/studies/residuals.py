@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import exp
 
 import numpy as np
 
@@ -10,9 +11,11 @@ from einlinear.studies.observations import Floats, Ints, codes
 
 Thirds = tuple[float, float, float]
 
-_SURE = 3.0  # an end is off if it is so many standard errors from 0
-_LEAST = 0.005  # and by this share of the loss or more: less is no matter
-_FEW_GROUPS = 6  # with fewer, what neighbouring groups differ by does not tell the noise
+_SURE = 4.0  # a bend is one if it is so many standard errors
+_LEAST = 0.015  # and this share of the loss or more: less is no matter
+_DOUBT = 5.0  # of noise by few degrees of freedom: exp(5 / n) is about what Student's t asks for
+_OF_MEDIANS = 0.37  # share of the degrees of freedom that a median has
+_FEW_GROUPS = 4  # with fewer, what neighbouring groups differ by does not tell the noise
 
 
 def in_thirds(residual: Floats) -> Thirds:
@@ -27,10 +30,15 @@ def in_thirds(residual: Floats) -> Thirds:
 
 
 def is_systematic(residual: Floats, run: Ints, group: Ints) -> bool:
-    """Whether a law is off at both ends of its points, by more than the noise of runs.
+    """Whether residuals bend: the middle third is off the two ends, by more than noise of runs.
 
-    A law of the right form leaves residuals that are noise: those of neighbouring sizes have any
-    sign. Residuals that are off at both ends have a bend that the law cannot follow.
+    A law of the right form leaves residuals that are noise. One of the wrong form, or with a linf
+    that others ask for, is too low at both ends and too high between them, or the other way round.
+    So
+
+        bend = first + last - 2 middle
+
+    of means in the thirds is the measure.
     Checked by: test_residuals.py::test_noise_is_not_systematic.
 
     Args:
@@ -38,20 +46,19 @@ def is_systematic(residual: Floats, run: Ints, group: Ints) -> bool:
         run: its run, of each.
         group: equal for runs that differ in their seed only.
     """
-    noise = _noise(residual, run, group)
-    third = len(residual) // 3
-    if noise is None or not third:
+    noise, freedom = _noise(residual, run, group)
+    if not freedom or len(residual) < 3:
         return False
-    first, _, last = in_thirds(residual)
-    counts = [len(np.unique(run[part])) for part in (slice(third), slice(-third, None))]
-    return all(
-        abs(end) > max(_LEAST, _SURE * noise / count**0.5)
-        for end, count in zip((first, last), counts, strict=True)
-    )
+    first, middle, last = in_thirds(residual)
+    ends = [round(k * len(residual) / 3) for k in range(4)]
+    counts = [len(np.unique(run[a:b])) for a, b in pairwise(ends)]
+    error = noise * sum(k / n for k, n in zip((1, 4, 1), counts, strict=True)) ** 0.5
+    least = max(_LEAST, _SURE * exp(_DOUBT / freedom) * error)
+    return bool(abs(first + last - 2 * middle) > least)
 
 
-def _noise(residual: Floats, run: Ints, group: Ints) -> float | None:
-    """The deviation of runs of one group, or of groups from their neighbours; None if not known."""
+def _noise(residual: Floats, run: Ints, group: Ints) -> tuple[float, float]:
+    """The deviation of runs of one group, or of groups from their neighbours, and its freedom."""
     runs, groups = codes(run), codes(group)
     of_run = np.bincount(runs, residual) / np.bincount(runs)
     home = np.zeros(len(of_run), dtype=np.int64)
@@ -60,8 +67,9 @@ def _noise(residual: Floats, run: Ints, group: Ints) -> float | None:
     of_group = np.bincount(home, of_run) / sizes
     free = len(of_run) - len(of_group)
     if free:
-        return float(np.sqrt(((of_run - of_group[home]) ** 2).sum() / free))
+        return float(np.sqrt(((of_run - of_group[home]) ** 2).sum() / free)), free
     if len(of_group) < _FEW_GROUPS:
-        return None
+        return 0.0, 0
     # A slow bend hardly counts in second differences, nor a single step in their median.
-    return float(1.4826 * np.median(np.abs(np.diff(of_group, 2))) / 6**0.5)
+    second = np.diff(of_group, 2)
+    return float(1.4826 * np.median(np.abs(second)) / 6**0.5), _OF_MEDIANS * len(second)

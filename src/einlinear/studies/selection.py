@@ -171,6 +171,17 @@ def _medians(table: Table, place: Ints) -> tuple[Floats, Floats, Ints, Ints]:
     return x, (middle[0] + middle[1]) / 2, table.group[order[first]], table.size[order[first]]
 
 
+def lowest_median(table: Table, known: float = np.inf) -> float:
+    """The lowest loss, of medians over the seeds of each group at one moment; or what is known."""
+    lowest = np.full(int(table.group.max()) + 1, np.inf)
+    np.minimum.at(lowest, table.group, table.y)
+    table = table.take(lowest[table.group] < np.log(known))  # other groups cannot be lower
+    if not len(table.x):
+        return known
+    table = table.take(_lowest_of_run(table))
+    return min(known, float(np.exp(_medians(table, places(table))[1].min())))
+
+
 def near_hull(x: Floats, y: Floats, tolerance: float) -> Bools:
     """Whether sorted points stand on, or within a tolerance above, the lower hull of the frontier.
 
