@@ -26,7 +26,7 @@ from einlinear.studies.reports.finals import find_finals
 from einlinear.studies.reports.gather import gather
 from einlinear.studies.reports.page import marked
 from einlinear.studies.reports.reproduce import train_command
-from einlinear.studies.reports.tables import to_csv
+from einlinear.studies.reports.tables import run_rows, to_csv
 from report_records import (
     DENSE,
     HOSTILE,
@@ -290,6 +290,8 @@ def test_tables_of_a_report_hold_no_formulas(tmp_path):
     files = el.report(table, resamples=0)
     cells = [cell for file in files.tables for row in rows_of(file) for cell in row.values()]
     assert "'@SUM(A1)" in cells
+    points = next(file for file in files.tables if file.name == "points.csv")
+    assert el.read_observations(points).structures == ("@SUM(A1)",)
     assert not [cell for cell in cells if cell[:1] in ("=", "@")]
 
 
@@ -399,3 +401,11 @@ def test_bad_input(made, tmp_path, capsys, words, message):
 )
 def test_numbers(shown, expected):
     assert shown == expected
+
+
+def test_flops_of_a_unit_are_those_of_training(tmp_path):
+    """Three times those of the forward pass, which `train` prints."""
+    (record,) = write_runs(tmp_path, (DENSE,), (32,), 1, points=6)
+    assert "training FLOPs / token" in page_of(tmp_path)
+    (row,) = run_rows(analyse(gather(tmp_path), Settings(resamples=0)))
+    assert row["training_flops_per_unit"] == 6 * record.counts.macs

@@ -4,6 +4,7 @@ import json
 import pytest
 
 import einlinear as el
+from einlinear.studies.reports.tables import to_csv
 
 
 def test_tables_are_read(tmp_path):
@@ -36,6 +37,8 @@ def test_tables_are_read(tmp_path):
         ("a.csv", "", "a.csv holds no observations"),
         ("a.csv", "run,compute,loss\n", "a.csv holds no observations"),
         ("a.csv", "run,loss\na,2\n", "a.csv, line 1: there is no 'compute'"),
+        ("a.csv", "run,macs,loss\na,1,2\n", "(?s)no 'compute'.*rename 'macs' to 'compute'"),
+        ("a.jsonl", '{"run": 1, "flops": 2, "loss": 3}\n', "(?s)rename 'flops' to 'compute'"),
         ("a.csv", "run,compute,loss\na,1,2\nb,1\n", "line 3: there is no 'loss'"),
         ("a.csv", "run,compute,loss\na,1,2\nb,1e9 F,2\n", "line 3: compute is '1e9 F'"),
         ("a.csv", "run,compute,loss\na,-4,2\n", "line 2: compute is -4"),
@@ -134,3 +137,13 @@ def test_spaces_around_names_do_not_matter(tmp_path):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(el.EinlinearError, match="cannot read"):
         el.read_observations(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("name", ["=cmd", "+x", "-x", "@x", "'=x", "''=x", "'x", "-1", "a=b"])
+def test_texts_that_reports_write_are_read_as_they_were(tmp_path, name):
+    """An apostrophe keeps a spreadsheet from taking them for formulas."""
+    table = tmp_path / "points.csv"
+    text = to_csv(iter([{"run": name, "compute": 1.0, "loss": 2.0, "structure": name}]))
+    table.write_text(text, encoding="utf-8")
+    data = el.read_observations(table)
+    assert (data.run.tolist(), data.structures) == ([name], (name,))

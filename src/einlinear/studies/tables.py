@@ -27,6 +27,10 @@ OPTIONAL = ("structure", "seed", "group", "size")
 MOST_COLUMNS = 1_000
 NO_LOSS = ("", "na", "n/a", "none", "null")
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How formulas of spreadsheets begin: CSV has an apostrophe before such a text."""
+
+_COUNTS = ("flops", "macs", "FLOPs", "MACs")  # what compute may be called
 _SHOWN = 20  # columns that a message names
 
 Where = Callable[[int], str]  # the file and line of a row
@@ -38,7 +42,8 @@ def read_observations(path: str | Path) -> Observations:
 
     Columns run, compute and loss are needed; structure, seed, group and size are used where they
     are; all others are kept in `more`. A loss that is empty, null or nan is that of a run that
-    diverged. Values of CSV are separated by commas, or by semicolons or tabs if its header is.
+    diverged. Values of CSV are separated by commas, or by semicolons or tabs if its header is. An
+    apostrophe before = + - @, as reports write it, is no part of a text.
     """
     path = as_path(path, "the table")
     is_lines = path.suffix.lower() in (".jsonl", ".ndjson", ".json")
@@ -170,8 +175,19 @@ def _csv_columns(path: Path, file: Any) -> tuple[list[int], Columns]:
     if wrong is not None:
         raise _wrong_length(path, lines[wrong], rows[wrong], names)
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    columns = {name: _plain(column) for name, column in columns.items()}
     columns.pop("", None)  # the index of a data frame, or a separator at the end of lines
     return lines, columns
+
+
+def _plain(column: tuple[str, ...]) -> tuple[str, ...]:
+    """The texts without the apostrophe that keeps a spreadsheet from taking them for formulas."""
+    if not any(text[:1] == "'" for text in column):
+        return column
+    return tuple(
+        text[1:] if text[:1] == "'" and text.lstrip("'").startswith(FORMULA) else text
+        for text in column
+    )
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
@@ -200,6 +216,13 @@ def _wrong_length(
 
 
 def _no_value(path: Path, line: int, name: str, names: Sequence[str]) -> EinlinearError:
+    other = next((given for given in _COUNTS if given in names), None)
+    if name == "compute" and other is not None:
+        return EinlinearError(
+            what=f"{path}, line {line}: there is no {quote(name)}",
+            rule=f"every row has {', '.join(REQUIRED)}; compute is what structures are compared by",
+            fix=f"rename {quote(other)} to {quote(name)}",
+        )
     return EinlinearError(
         what=f"{path}, line {line}: there is no {quote(name)}",
         rule=f"every row has {', '.join(REQUIRED)}, and in CSV the columns of the header",

@@ -207,7 +207,7 @@ _RUN_COLUMNS = (
     ("experts", True),
     ("seed", True),
     ("parameters", True),
-    ("FLOPs / %", True),
+    ("training FLOPs / %", True),
     ("steps", True),
     ("compute", True),
     ("loss", True),

@@ -10,10 +10,9 @@ from typing import Any
 
 from einlinear.studies.reports.analyse import Analysis
 from einlinear.studies.reports.finals import find_finals
+from einlinear.studies.tables import FORMULA
 
 Row = dict[str, Any]
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how formulas begin
 
 
 def run_rows(analysis: Analysis) -> Iterator[Row]:
@@ -34,7 +33,7 @@ def run_rows(analysis: Analysis) -> Iterator[Row]:
             "seed": run.seed,
             "params": run.params,
             "macs_per_unit": run.macs,
-            "flops_per_unit": run.flops,
+            "training_flops_per_unit": run.flops,
             "steps": run.steps_done,
             "compute": run.spent("compute") or None,
             "loss": run.loss,
@@ -84,7 +83,7 @@ def law_rows(analysis: Analysis) -> Iterator[Row]:
             thirds = (None, None, None) if law is None else law.thirds
             for name, value in zip(("first", "middle", "last"), thirds, strict=True):
                 values[f"residual_{name}"] = value
-            for name in ("is_systematic", "undercut", "at_bound"):
+            for name in ("is_systematic", "undercut", "overshoot", "stray", "at_bound"):
                 values[name] = None if law is None else getattr(law, name)
             yield values | {"points": "" if law is None else row.points, "note": row.note}
 
@@ -147,8 +146,11 @@ def to_csv(rows: Iterator[Row]) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """A value that no spreadsheet takes for a formula: such a text gets an apostrophe before it."""
-    if not isinstance(value, str) or not value.startswith(_FORMULA):
+    """A value that no spreadsheet takes for a formula: such a text gets an apostrophe before it.
+
+    `read_observations` takes it away again.
+    """
+    if not isinstance(value, str) or not value.lstrip("'").startswith(FORMULA):
         return value
     try:
         float(value)  # of a text that is a number a spreadsheet makes just that
