@@ -149,6 +149,10 @@ def test_extreme_points_of_a_table_are_counted_and_left_out(tmp_path):
     table.write_text("\n".join(["run,compute,loss", *rows, "a,1e7,5e-324", "b,1e300,2"]))
     gathered = gather(table)
     assert gathered.problems == (
-        (str(table), "2 points with a compute or loss that is not 1e-100 to 1e+100"),
+        (
+            str(table),
+            "2 points with a compute or loss that is not 1e-100 to 1e+100 left out, the first of "
+            "run 'a' (compute 1e+07, loss 4.94066e-324)",
+        ),
     )
     assert len(analyse(gathered, QUICK).main.data) == 6

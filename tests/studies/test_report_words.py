@@ -70,6 +70,9 @@ def test_what_few_runs_cannot_say(tmp_path):
     cautions = " ".join(said(tmp_path).cautions)
     assert "Every setting has one seed" in cautions
     assert "few sizes of" in cautions
+    write_runs(tmp_path / "long", (DENSE, KINDS[1]), (64, 96, 128, 192), 1)
+    headline = said(tmp_path / "long").headline
+    assert "But there are few sizes and every setting has one seed, so intervals mis" in headline
 
 
 def test_a_limit_that_the_data_do_not_show(tmp_path):
@@ -123,6 +126,10 @@ def test_losses_that_the_reference_does_not_reach(tmp_path):
     table.write_text("\n".join(["run,compute,loss,structure", *rows]), encoding="utf-8")
     words = said(table, replace(QUICK, linf="fitted"))
     assert words.results[0] == "`btt`: `dense` never reaches its losses, by its law."
+    assert words.headline == (
+        "`btt` reaches losses that `dense` does not, by its law, however much compute it gets. "
+        "But every setting has one seed, so intervals mislead: see below."
+    )
     words = said(table)
     assert "extrapolated: the two have no losses in common" in words.headline
     assert "ended early" not in words.headline  # which single points do not show
@@ -263,13 +270,105 @@ def test_a_limit_on_its_bound_and_a_bend_are_said(tmp_path):
     )
 
 
+def write_curves(path, laws, noise=0.003, seeds=3):
+    """Eight sizes of each structure; its law is where sizes are the best for their compute."""
+    random = np.random.default_rng(0)
+    rows = ["run,compute,loss,structure,seed,group,size"]
+    for name, law in laws.items():
+        for size in range(8):
+            for seed in range(seeds):
+                off = np.exp(noise * random.normal())
+                for place in np.linspace(-4, 0, 12):
+                    compute = 1e12 * 4**size * np.exp(place)
+                    loss = law(compute / 1e12) * (1 + 0.02 * (place + 1.5) ** 2) * off
+                    run = f"{name}-{size}-{seed}"
+                    rows.append(f"{run},{compute},{loss},{name},{seed},{name}-{size},{size}")
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return path
+
+
+def test_exponents_that_only_a_shared_limit_tells_apart_are_not_said(tmp_path):
+    """Both are 0.25; the limits differ."""
+    table = write_curves(
+        tmp_path / "runs.csv",
+        {"dense": lambda c: 2.0 + 3 * c**-0.25, "btt": lambda c: 1.86 + 3.1 * c**-0.25},
+    )
+    found = analyse(gather(table), QUICK)
+    dense, btt = (found.main.laws[name].law for name in ("dense", "btt"))
+    assert btt.a_interval[0] > dense.a_interval[1]
+    sentences = " ".join(conclude(found).results)
+    assert "cannot be told: with a shared linf it does, but not if each has its own" in sentences
+    assert "The loss of" not in sentences
+
+
+def test_exponents_that_differ_are_said(tmp_path):
+    table = write_curves(
+        tmp_path / "runs.csv",
+        {"dense": lambda c: 2.0 + 3 * c**-0.2, "btt": lambda c: 2.0 + 3 * c**-0.3},
+    )
+    (text,) = [text for text in said(table).results if "exponent" in text]
+    assert text.startswith("With a shared linf, the loss of `btt` falls faster with compute than")
+
+
+def test_structures_that_cross(tmp_path):
+    """At 100 times the first compute, where both have a loss of 2.6."""
+    table = write_curves(
+        tmp_path / "runs.csv",
+        {"dense": lambda c: 2.0 + 2.4 * c**-0.3, "btt": lambda c: 2.0 + 1.2 * c**-0.15},
+    )
+    words = said(table)
+    loss = float(
+        re.search(r"`btt` needs less above loss ([\d.]+), more below it", words.headline)[1]
+    )
+    assert loss == pytest.approx(2.6, abs=0.05)
+    assert words.results[0].startswith(f"`btt` needs less above loss {loss}")
+    assert "told apart" not in words.headline + words.results[0]
+
+
+def test_losses_that_stay_above_a_law_are_said(tmp_path):
+    law = {"dense": lambda c: max(2.2, 2.0 + 3 * c**-0.6)}
+    table = write_curves(tmp_path / "runs.csv", law | {"btt": lambda c: law["dense"](2 * c)})
+    words = said(table)
+    (text,) = [text for text in words.cautions if "stay above the law" in text]
+    assert text.startswith("Beyond the points of the fit, losses stay above the law: of `dense` by")
+    assert "But the points do not follow the laws" in words.headline
+    assert "How the exponents compare cannot be told" in " ".join(words.results)
+
+
+def test_a_stray_run_is_named(tmp_path):
+    table = write_curves(tmp_path / "runs.csv", {"dense": lambda c: 2.0 + 3 * c**-0.25})
+    with table.open("a") as file:
+        file.write("\nodd,1e15,1.2,dense,0,odd,9")
+    (text,) = [text for text in said(table).cautions if "check it" in text]
+    assert text.startswith("Run `odd` is far below the law of `dense`")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    records = write_runs(tmp_path, (DENSE,), (32, 48, 64, 96), 1, points=6)
+    for record in records:
+        (tmp_path / "runs" / record.id / "record.json").write_text("{", encoding="utf-8")
+    words = said(tmp_path)
+    assert words.headline == "No run can be read, so there is nothing to conclude: see below."
+    assert sum("record.json`: " in text for text in words.cautions) == 3
+    assert "1 more file could not be read; the page names all." in words.cautions
+    assert "metrics.jsonl" not in str(gather(tmp_path).problems)
+
+
+def test_a_limit_above_losses_is_refused_before_anything_is_written(tmp_path):
+    write_runs(tmp_path, (DENSE,), (32, 64), 1, points=6)
+    with pytest.raises(el.EinlinearError, match="linf is 5, the lowest loss is"):
+        el.report(tmp_path, linf=5.0)
+    assert not (tmp_path / "report").exists()
+
+
 def test_losses_below_a_law_are_said(tmp_path):
     """Those of a size that does not count in the fit, because it is at the end of the frontier."""
     compute = np.geomspace(1e8, 1e12, 16)
     loss = 1 + 50 * compute**-0.2
-    loss[0] *= 0.7
-    rows = [f"r{k},{c},{y}" for k, (c, y) in enumerate(zip(compute, loss, strict=True))]
+    loss[-1] *= 0.9
+    rows = [f"r{k},{c},{y},{k}" for k, (c, y) in enumerate(zip(compute, loss, strict=True))]
     table = tmp_path / "runs.csv"
-    table.write_text("\n".join(["run,compute,loss", *rows]), encoding="utf-8")
+    rows.append(f"again,{compute[-1]},{loss[-1]},15")
+    table.write_text("\n".join(["run,compute,loss,group", *rows]), encoding="utf-8")
     (text,) = [text for text in said(table).cautions if "below the law" in text]
-    assert text.startswith("Losses were reached that are below the law: of `all` by up to 36 %.")
+    assert text.startswith("Losses were reached that are below the law: of `all` by up to 10 %.")

@@ -17,11 +17,13 @@ from einlinear.studies.fit import (
     check_draws,
     fit_power_law,
     frontier,
+    is_overshot,
 )
 from einlinear.studies.multiplier import LinfRow, Multiplier, compute_multiplier, linf_table
 from einlinear.studies.observations import Observations, plain_label
 from einlinear.studies.reports.ends import Ends, find_ends
 from einlinear.studies.reports.shown import Gathered, ShownRun
+from einlinear.studies.resample import check_linf
 
 MEASURES = ("flops", "linear_flops", "seconds", "params", "units", "compute")
 COMPARED = ("flops", "seconds", "compute")
@@ -29,7 +31,7 @@ COMPARED = ("flops", "seconds", "compute")
 MISFIT = 0.02
 """Of a law, in log loss, where it begins to matter; noise of seeds is a tenth to a half of it."""
 
-_BELOW, _FAR_BELOW = 0.03, 0.1  # losses below a law by such shares are said, are bad news
+_FAR_BELOW = 0.1  # losses that are below a law by such a share are bad news
 _LEAST_SIZES = 2  # of which points must be left without the ends of a frontier
 
 
@@ -70,6 +72,9 @@ class Measured:
 
     front: the frontiers of all structures.
     multipliers: by structure; `reasons` says why one is missing.
+    is_shared: whether the laws share one linf.
+    own_order: how exponents compare with the reference's where each law has a linf of its own, of
+        those that differ with a shared one; see `compare_exponents`.
     """
 
     measure: str
@@ -78,6 +83,8 @@ class Measured:
     laws: Mapping[str, LawRow]
     multipliers: Mapping[str, Multiplier] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    is_shared: bool = False
+    own_order: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -107,12 +114,14 @@ class Analysis:
 
 def is_wrong(law: PowerLaw) -> bool:
     """Whether a law does not describe the points: its own, or by far those beyond them."""
-    return law.is_systematic or law.undercut > _FAR_BELOW
+    return law.is_systematic or law.undercut > _FAR_BELOW or is_overshot(law)
 
 
-def is_undercut(law: PowerLaw) -> bool:
-    """Whether losses are below the law by more than it misses its own points, and than noise."""
-    return law.undercut > max(_BELOW, 4 * law.rms)
+def compare_exponents(law: PowerLaw, other: PowerLaw) -> int:
+    """1 if the exponent is larger by the intervals, -1 if smaller, 0 if that cannot be told."""
+    if law.a_interval[0] > other.a_interval[1]:
+        return 1
+    return -1 if law.a_interval[1] < other.a_interval[0] else 0
 
 
 def analyse(gathered: Gathered, settings: Settings) -> Analysis:
@@ -125,6 +134,8 @@ def analyse(gathered: Gathered, settings: Settings) -> Analysis:
     for measure in MEASURES:
         data = observe(runs, measure)
         if data is not None:
+            if not isinstance(settings.linf, str):
+                check_linf(settings.linf, float(data.loss.min()))
             measured[measure] = _measure(measure, data, reference, settings)
     main = measured.get("flops") or measured.get("compute")
     order = sorted(names, key=lambda name: _rank(name, reference, main))
@@ -255,7 +266,9 @@ def _measure(
         }
     )
     front = frontier(data)
-    return Measured(measure, data, front, rows, fitter.multipliers, reasons)
+    is_shared = settings.linf == "shared"
+    own = fitter.own_order() if is_shared and is_compared and measure != "seconds" else {}
+    return Measured(measure, data, front, rows, fitter.multipliers, reasons, is_shared, own)
 
 
 def _note(
@@ -327,6 +340,22 @@ class _Fitter:
                 )
         except EinlinearError as error:
             self.notes |= dict.fromkeys(names, error.what)
+
+    def own_order(self) -> dict[str, int]:
+        """How exponents compare with a linf of each law, where they differ with a shared one."""
+        here = self.laws.get(self.reference or "")
+        if here is None:
+            return {}
+        names = [n for n, law in self.laws.items() if compare_exponents(law, here)]
+        try:
+            alone = {name: self._alone(name) for name in [here.structure, *names] if names}
+        except EinlinearError:
+            return {}
+        return {name: compare_exponents(alone[name], alone[here.structure]) for name in names}
+
+    def _alone(self, name: str) -> PowerLaw:
+        points = self.points[name]
+        return fit_power_law(self._of([name]), linf="fitted", points=points, **self.draws).laws[0]
 
     def _of(self, names: Sequence[str]) -> Observations:
         return self.data.take(np.isin(self.data.structure.astype(str), list(names)))

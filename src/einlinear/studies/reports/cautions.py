@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from math import isfinite
 
-from einlinear.studies.fit import PowerLaw
+from einlinear.studies.fit import PowerLaw, is_overshot, is_undercut, percent
 from einlinear.studies.numbers import between, count, listed, short
-from einlinear.studies.reports.analyse import MISFIT, Analysis, Measured, is_undercut
+from einlinear.studies.reports.analyse import MISFIT, Analysis, Measured
 
 _FEW_SIZES = 7  # below so many sizes intervals without the ends of a frontier are too narrow
+NAMED = 3  # files that could not be read, in the terminal
 _WIDE = 0.2  # an interval of linf that is so wide, as a share of the lowest loss, says little
 
 
@@ -76,9 +77,25 @@ def _about_runs(analysis: Analysis) -> Iterator[str]:
         found = {str(run.environment[name]) for run in runs if name in run.environment}
         if len(found) > 1:
             yield f"The runs differ in their {name}, so their seconds may not compare."
-    groups = Counter((run.structure, run.group) for run in runs if run.has_result)
-    if groups and max(groups.values()) == 1:
+    problems = analysis.gathered.problems
+    for path, why in problems[:NAMED]:
+        yield f"{code(path)}: {why.rstrip('.')}."
+    if problems[NAMED:]:
+        yield f"{count(len(problems) - NAMED, 'more file')} could not be read; the page names all."
+    if has_one_seed(analysis):
         yield "Every setting has one seed: frontiers are made of lucky runs, intervals too narrow."
+
+
+def has_one_seed(analysis: Analysis) -> bool:
+    """Whether no setting was run with two seeds."""
+    groups = Counter((run.structure, run.group) for run in analysis.runs if run.has_result)
+    return bool(groups) and max(groups.values()) == 1
+
+
+def few_sizes(main: Measured) -> dict[str, int]:
+    """How many sizes structures have of which there are few."""
+    sizes = {name: len(set(main.data.of(name).size.tolist())) for name in main.data.structures}
+    return {name: number for name, number in sizes.items() if number < _FEW_SIZES}
 
 
 def has_single_points(analysis: Analysis) -> bool:
@@ -108,24 +125,38 @@ def _about_range(main: Measured) -> Iterator[str]:
             f"The points of {codes(narrow)} span less than one decade of compute: laws say little "
             "beyond it."
         )
-    sizes = {name: len(set(main.data.of(name).size.tolist())) for name in main.data.structures}
-    few = [name for name, number in sizes.items() if number < _FEW_SIZES]
+    few = few_sizes(main)
     if few and main.multipliers:
-        which = listed([f"{code(name)} ({sizes[name]})" for name in few])
+        which = listed([f"{code(name)} ({number})" for name, number in few.items()])
         yield f"There are few sizes of {which}: with fewer than seven, intervals mislead."
     laws = [row.law for row in main.laws.values() if row.law is not None]
     systematic = [law for law in laws if law.is_systematic]
     if systematic:
         parts = [f"{code(law.structure)} ({percent_thirds(law)})" for law in systematic]
         yield (
-            f"Points are off their laws at both ends by more than their noise: {listed(parts)} in "
-            "the first, middle and last third. They do not follow a power law with this linf, and "
-            "intervals do not tell."
+            "Points are off their laws at both ends or between them, by more than their noise: "
+            f"{listed(parts)} in the first, middle and last third. They do not follow a power law "
+            "with this linf, and intervals do not tell."
         )
     below = [law for law in laws if is_undercut(law)]
     if below:
-        which = listed([f"{code(a.structure)} by up to {100 * a.undercut:.2g} %" for a in below])
-        yield f"Losses were reached that are below the law: of {which}. It cannot hold there."
+        parts = [f"{code(law.structure)} by up to {-percent(-law.undercut):.2g} %" for law in below]
+        yield (
+            f"Losses were reached that are below the law: of {listed(parts)}. It cannot hold there."
+        )
+    above = [law for law in laws if is_overshot(law)]
+    if above:
+        parts = [f"{code(law.structure)} by up to {percent(law.overshoot):.2g} %" for law in above]
+        yield (
+            f"Beyond the points of the fit, losses stay above the law: of {listed(parts)}. It does "
+            "not hold there."
+        )
+    for law in laws:
+        if law.stray:
+            yield (
+                f"Run {code(law.stray)} is far below the law of {code(law.structure)} and what its "
+                "other runs have reached: check it. No bound of linf counts it."
+            )
     bent = {law.structure: law.rms for law in laws if law.rms > MISFIT and law not in systematic}
     if bent:
         which = listed([f"{code(name)} by {100 * rms:.2g} %" for name, rms in bent.items()])
@@ -179,7 +210,7 @@ def _about_bounds(laws: list[PowerLaw]) -> Iterator[str]:
 
 def percent_thirds(law: PowerLaw) -> str:
     """The mean residuals in the three thirds of the points of a law."""
-    return ", ".join(f"{100 * value:+.1f} %" for value in law.thirds)
+    return ", ".join(f"{percent(value):+.1f} %" for value in law.thirds)
 
 
 def _turning(analysis: Analysis) -> list[str]:

@@ -21,6 +21,7 @@ from einlinear.studies.directory import RunDirectory, read_metrics, read_record
 from einlinear.studies.numbers import FLOPS_PER_MAC, count
 from einlinear.studies.observations import (
     Compute,
+    Ints,
     Observations,
     spent_at,
     split_label,
@@ -58,10 +59,10 @@ def gather(source: str | Path) -> Gathered:
     if source.is_file():
         table = read_observations(source)
         keep = [is_shown(c) and is_shown(y) for c, y in zip(table.compute, table.loss, strict=True)]
-        odd = len(keep) - sum(keep)
-        why = f"{count(odd, 'point')} with a compute or loss that is not {LEAST:g} to {MOST:g}"
-        runs = _runs_of_table(table.take(np.array(keep)) if odd else table)
-        return Gathered(source, "table", source.stem, runs, (), ((str(source), why),) * bool(odd))
+        odd = np.flatnonzero(~np.array(keep))
+        runs = _runs_of_table(table.take(np.array(keep)) if len(odd) else table)
+        why = [(str(source), _left_out(table, odd))] if len(odd) else []
+        return Gathered(source, "table", source.stem, runs, (), tuple(why))
     kind, folders = _run_folders(source)
     problems: list[tuple[str, str]] = []
     spelling: dict[str, str] = {}
@@ -76,6 +77,16 @@ def gather(source: str | Path) -> Gathered:
     names = list(dict.fromkeys(study.name for study in studies if study.name))
     title = ", ".join(names) or source.resolve().name
     return Gathered(source, kind, title, runs, studies, tuple(problems))
+
+
+def _left_out(table: Observations, odd: Ints) -> str:
+    """Which points of a table are not shown, and why."""
+    first = odd[0]
+    return (
+        f"{count(len(odd), 'point')} with a compute or loss that is not {LEAST:g} to {MOST:g} left "
+        f"out, {'that' if len(odd) == 1 else 'the first'} of run {quote(table.run[first])} "
+        f"(compute {table.compute[first]:g}, loss {table.loss[first]:g})"
+    )
 
 
 def fingerprint(source: Path) -> tuple[tuple[str, int, int], ...]:
@@ -156,14 +167,16 @@ def _read_run(
         try:
             return [_of_record(read_record(path), path.stat().st_mtime, spelling)]
         except Exception as error:  # whatever is odd about it, the other runs are shown
-            problems.append((str(path), _reason(error)))
+            problems.append((str(path), _reason(error).removeprefix(f"cannot read {path}: ")))
             is_unreadable = True
     try:
         config = RunDirectory(folder).read_config()
         if config is None:
             return []
         check_config(config)
-        run = _without_record(folder, _of_config(config, spelling), problems)
+        # what is wrong with a record shows in other files, too, that are as they should be
+        others = [] if is_unreadable else problems
+        run = _without_record(folder, _of_config(config, spelling), others)
         return [replace(run, state="unreadable", seconds_left=None) if is_unreadable else run]
     except Exception as error:
         problems.append((str(folder / "config.json"), _reason(error)))

@@ -15,6 +15,7 @@ from typing import Any
 from einlinear.pages import fill, plotly_script, script_json
 from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.studies.reports.analyse import MEASURES, Analysis
+from einlinear.studies.reports.cautions import NAMED
 from einlinear.studies.reports.figures import measure_name, run_label
 from einlinear.studies.reports.html_tables import (
     final_table,
@@ -115,14 +116,12 @@ def _words(analysis: Analysis, words: Words) -> str:
         parts.append(
             f'<div class="cautions"><h2>What these runs cannot say</h2><ul>{items}</ul></div>'
         )
-    if analysis.gathered.problems:
+    if len(analysis.gathered.problems) > NAMED:
         items = "".join(
             f"<li><code>{escape(path)}</code>: {escape(why)}</li>"
             for path, why in analysis.gathered.problems
         )
-        parts.append(
-            f'<div class="cautions"><h2>Files that could not be read</h2><ul>{items}</ul></div>'
-        )
+        parts.append(f'<div class="cautions"><h2>What could not be read</h2><ul>{items}</ul></div>')
     return f'<section class="words">{"".join(parts)}</section>' if parts else ""
 
 

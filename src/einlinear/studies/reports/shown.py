@@ -113,7 +113,7 @@ class ShownStudy:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What was found: runs, studies, and files that could not be read, each with the reason."""
+    """What was found: runs, studies, and files with what of them could not be read, and why."""
 
     source: Path
     kind: Kind
