@@ -13,7 +13,7 @@ import numpy as np
 from einlinear.errors import EinlinearError, quote
 from einlinear.structures.values import whole_number
 from einlinear.studies.law import BELOW, Laws, Sharing
-from einlinear.studies.observations import Floats, Ints, Observations, as_observations, codes
+from einlinear.studies.observations import Floats, Observations, as_observations, codes
 from einlinear.studies.record import RunRecord
 from einlinear.studies.resample import (
     Problem,
@@ -24,7 +24,14 @@ from einlinear.studies.resample import (
     solve,
     solve_samples,
 )
-from einlinear.studies.residuals import Thirds, in_thirds, is_systematic
+from einlinear.studies.residuals import (
+    Thirds,
+    beside,
+    in_thirds,
+    is_systematic,
+    overshoot,
+    undercut,
+)
 from einlinear.studies.selection import Selection, choose, make_tables, on_frontier
 
 Data = Observations | Iterable[RunRecord]
@@ -33,7 +40,6 @@ Method = Literal["robust", "paper"]
 Choice = Literal["frontier", "inner", "all"]
 Interval = tuple[float, float]
 Bound = Literal["", "lowest loss", "zero"]
-Beside = tuple[Ints, Floats, Floats]  # places in the data, log losses, and those of the law
 
 _OFF = 0.03  # a law that losses beyond its points are off by so much does not hold there
 _NEAR = 2e-6  # share of a loss within which linf is at its bound
@@ -303,7 +309,7 @@ def _make_laws(
         y, residual = points.y[0, s, :count], residuals[0, s, :count]
         of_linf, of_b, of_a = [(float(low[s]), float(high[s])) for low, high in ends]
         of_linf = _clipped(of_linf, BELOW * float(problem.lowest[s]))
-        beside = _beside(problem, found, data, s)
+        near = beside(problem, found, data, s)
         least, most = data.compute[index[[0, -1]]].tolist()
         laws.append(
             PowerLaw(
@@ -324,8 +330,8 @@ def _make_laws(
                 is_systematic=is_systematic(
                     residual, problem.runs[s].run, codes(data.group[index])
                 ),
-                undercut=_undercut(beside, data, index),
-                overshoot=_overshoot(beside, data, index),
+                undercut=undercut(near, data, index),
+                overshoot=overshoot(near, data, index),
                 stray="" if problem.strays[s] is None else str(data.run[problem.strays[s]]),
             )
         )
@@ -347,46 +353,6 @@ def _bound(problem: Problem, linf: float, structure: int) -> Bound:
     if linf <= _NEAR * highest:
         return "zero"
     return "lowest loss" if linf >= (1 - _NEAR) * highest else ""
-
-
-def _beside(problem: Problem, found: Laws, data: Observations, structure: int) -> Beside:
-    """All points of a structure but those of a stray run, by compute, and the law there."""
-    here = (data.structure == problem.structures[structure]) & (data.compute > 0)
-    stray = problem.strays[structure]
-    if stray is not None:
-        here &= (data.run != data.run[stray]) | (data.seed != data.seed[stray])
-    place = np.flatnonzero(here)
-    place = place[np.argsort(data.compute[place], kind="stable")]
-    x = np.log(data.compute[place]) - problem.centre[structure]
-    law = Laws(*(column[:, structure] for column in found.columns))
-    return place, np.log(data.loss[place]), law.log_loss(x)[0]
-
-
-def _undercut(beside: Beside, data: Observations, used: Ints) -> float:
-    """How far points are below a law; before its points the first steps of runs do not matter."""
-    place, y, law = beside
-    is_late = data.compute[place] >= data.compute[used[0]]
-    return float(np.max((law - y)[is_late], initial=0.0))
-
-
-def _overshoot(beside: Beside, data: Observations, used: Ints) -> float:
-    """How far the lowest loss so far is above a law beyond its points.
-
-    The largest size goes on where a larger one would be better, so it ends above the law. So do
-    the sizes inside: what these are above it at their ends is taken off.
-    """
-    place, y, law = beside
-    is_beyond = data.compute[place] > data.compute[used[-1]]
-    if not is_beyond.any():
-        return 0.0
-    above = float((np.minimum.accumulate(y) - law)[is_beyond].max())
-    size = codes(data.size[np.concatenate([used, place])])
-    ends = [
-        float((np.minimum.accumulate(y[own]) - law[own])[-1])
-        for own in (size[len(used) :] == one for one in np.unique(size[: len(used)]))
-        if own.any()
-    ]
-    return max(0.0, above - max(0.0, float(np.median(ends or [0.0]))))
 
 
 def _explained(y: Floats, residual: Floats) -> float:

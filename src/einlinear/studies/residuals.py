@@ -7,9 +7,12 @@ from math import exp
 
 import numpy as np
 
-from einlinear.studies.observations import Floats, Ints, codes
+from einlinear.studies.law import Laws
+from einlinear.studies.observations import Floats, Ints, Observations, codes
+from einlinear.studies.resample import Problem
 
 Thirds = tuple[float, float, float]
+Beside = tuple[Ints, Floats, Floats]  # places in the data, log losses, and those of the law
 
 _SURE = 4.0  # a bend is one if it is so many standard errors
 _LEAST = 0.015  # and this share of the loss or more: less is no matter
@@ -73,3 +76,43 @@ def _noise(residual: Floats, run: Ints, group: Ints) -> tuple[float, float]:
     # A slow bend hardly counts in second differences, nor a single step in their median.
     second = np.diff(of_group, 2)
     return float(1.4826 * np.median(np.abs(second)) / 6**0.5), _OF_MEDIANS * len(second)
+
+
+def beside(problem: Problem, found: Laws, data: Observations, structure: int) -> Beside:
+    """All points of a structure but those of a stray run, by compute, and the law there."""
+    here = (data.structure == problem.structures[structure]) & (data.compute > 0)
+    stray = problem.strays[structure]
+    if stray is not None:
+        here &= (data.run != data.run[stray]) | (data.seed != data.seed[stray])
+    place = np.flatnonzero(here)
+    place = place[np.argsort(data.compute[place], kind="stable")]
+    x = np.log(data.compute[place]) - problem.centre[structure]
+    law = Laws(*(column[:, structure] for column in found.columns))
+    return place, np.log(data.loss[place]), law.log_loss(x)[0]
+
+
+def undercut(near: Beside, data: Observations, used: Ints) -> float:
+    """How far points are below a law; before its points the first steps of runs do not matter."""
+    place, y, law = near
+    is_late = data.compute[place] >= data.compute[used[0]]
+    return float(np.max((law - y)[is_late], initial=0.0))
+
+
+def overshoot(near: Beside, data: Observations, used: Ints) -> float:
+    """How far the lowest loss so far is above a law beyond its points.
+
+    The largest size goes on where a larger one would be better, so it ends above the law. So do
+    the sizes inside: what these are above it at their ends is taken off.
+    """
+    place, y, law = near
+    is_beyond = data.compute[place] > data.compute[used[-1]]
+    if not is_beyond.any():
+        return 0.0
+    above = float((np.minimum.accumulate(y) - law)[is_beyond].max())
+    size = codes(data.size[np.concatenate([used, place])])
+    ends = [
+        float((np.minimum.accumulate(y[own]) - law[own])[-1])
+        for own in (size[len(used) :] == one for one in np.unique(size[: len(used)]))
+        if own.any()
+    ]
+    return max(0.0, above - max(0.0, float(np.median(ends or [0.0]))))
