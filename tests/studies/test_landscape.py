@@ -150,8 +150,88 @@ def test_what_diverges_everywhere_has_no_best_rate():
     assert json.loads(json.dumps(result.as_json(), allow_nan=False))
     nothing = landscape(lambda run: math.inf)
     assert nothing.transfer("mup") is None
-    assert "every rate of the first structure diverges" in nothing.verdict[1]
-    assert nothing.drift_over_widths("mup").doublings == 0
+    assert nothing.drift_over_widths("mup") is None
+    assert nothing.drift_over_structures("mup") is None
+    assert nothing.verdict == (
+        "naive: cannot be told; start --rates lower. In 6 cells every rate diverges.",
+        "muP: cannot be told; start --rates lower. In 6 cells every rate diverges.",
+        "Whether the best rate moves less under muP than without cannot be told.",
+    )
+    assert "inf" not in str(nothing)
+    assert "%" not in str(nothing)
+
+
+@pytest.mark.parametrize("is_lost", [lambda run: run.width > 16, lambda run: run.width == 16])
+def test_cells_in_which_every_rate_diverges_leave_the_answer_open(is_lost):
+    """The rest agree on a rate, but whether it serves those that diverge is not known."""
+    result = landscape(lambda run: math.inf if is_lost(run) else 1 + 0.1 * abs(run.rate + 7))
+    assert result.answer("mup") == "cannot be told"
+    assert result.as_json()["mup"]["answer"] == "cannot be told"
+    lost = sum(cell.best is None for cell in result.cells_of("mup"))
+    assert result.verdict[1] == (
+        f"muP: cannot be told; start --rates lower. In {lost} cells every rate diverges."
+    )
+    assert result.verdict[2].endswith("cannot be told.")
+
+
+def test_one_lost_cell_leaves_bad_news_as_it_is():
+    def loss(run):
+        is_lost = run.structure == "btt" and run.width == 256
+        return math.inf if is_lost else valley(lambda run: -7 + (run.width == 64))(run)
+
+    result = landscape(loss)
+    assert result.answer("mup") == "does not transfer"
+    assert result.verdict[1].startswith("muP: the rate does not transfer.")
+    assert "moves by at least 1 doubling" in result.verdict[1]
+    assert result.verdict[1].endswith("In 1 cell every rate diverges.")
+
+
+def test_rates_that_diverge_and_others_that_are_the_highest_need_a_wider_grid():
+    result = landscape(lambda run: math.inf if run.structure == "btt" else 1 - 0.1 * run.rate)
+    assert result.verdict[1].startswith("muP: cannot be told; widen --rates. 3 of 6 best rates")
+
+
+def test_one_cell_has_nowhere_to_transfer_a_rate_to():
+    one = replace(SMALL, structures=("dense",), widths=(16,))
+    result = landscape(valley(transferring), one)
+    assert result.answer("mup") == "cannot be told"
+    assert result.verdict == (
+        "naive: cannot be told; give more --widths or --structures.",
+        "muP: cannot be told; give more --widths or --structures.",
+        "Whether the best rate moves less under muP than without cannot be told.",
+    )
+
+
+def test_only_drifts_that_were_measured_are_told():
+    one_width = landscape(valley(transferring), replace(SMALL, widths=(16,)))
+    assert one_width.verdict[1].endswith(
+        "The best rate moves by at most 0 doublings (0 to 0 in single seeds) across structures "
+        "(width 16)."
+    )
+    assert one_width.as_json()["mup"]["over_widths"] is None
+    one_structure = landscape(valley(transferring), replace(SMALL, structures=("btt",)))
+    assert one_structure.answer("mup") == "transfers"
+    assert one_structure.verdict[1].endswith("(0 to 0 in single seeds) over widths (btt).")
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (lambda run: math.inf, "(naive and muP): in 6 cells every rate diverges."),
+        (
+            lambda run: (
+                math.inf if run.width == 16 and run.parametrization == "mup" else 1 - 0.1 * run.rate
+            ),
+            "(naive): best rates are ends of the grid. Whether rates transfer cannot be told "
+            "(muP): best rates are ends of the grid, in 2 cells every rate diverges.",
+        ),
+    ],
+)
+def test_the_picture_says_why_nothing_can_be_told(tmp_path, loss, why):
+    pytest.importorskip("matplotlib")
+    root = ElementTree.parse(landscape(loss).plot(tmp_path / "landscape.svg")).getroot()
+    words = " ".join("".join(root.itertext()).split())
+    assert f"Whether rates transfer cannot be told {why}" in words
 
 
 def test_the_transferred_rate_may_diverge_elsewhere():
@@ -162,6 +242,7 @@ def test_the_transferred_rate_may_diverge_elsewhere():
     assert result.transfer("mup").diverged == 2
     assert result.verdict[1].startswith("muP: the rate does not transfer.")
     assert "diverges in 2 cells" in result.verdict[1]
+    assert "diverges in 1 cell." in landscape(loss, replace(SMALL, structures=("btt",))).verdict[1]
 
 
 @pytest.mark.parametrize(("bottom", "edge"), [(-4, "highest"), (-10, "lowest")])

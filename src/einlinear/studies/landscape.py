@@ -76,12 +76,18 @@ class Landscape:
         """Those of one parametrization."""
         return tuple(cell for cell in self.cells if cell.parametrization == parametrization)
 
-    def drift_over_widths(self, parametrization: Parametrization) -> Drift:
-        """How far the best rate of a structure moves as the width grows: the largest such."""
+    def drift_over_widths(self, parametrization: Parametrization) -> Drift | None:
+        """How far the best rate of a structure moves as the width grows: the largest such.
+
+        None if no structure has a best rate at two widths.
+        """
         return _drift(self.cells_of(parametrization), lambda cell: cell.structure)
 
-    def drift_over_structures(self, parametrization: Parametrization) -> Drift:
-        """How far apart the best rates of structures are at one width: the largest such."""
+    def drift_over_structures(self, parametrization: Parametrization) -> Drift | None:
+        """How far apart the best rates of structures are at one width: the largest such.
+
+        None if two structures have a best rate at no width.
+        """
         return _drift(self.cells_of(parametrization), lambda cell: f"width {cell.width}")
 
     def transfer(self, parametrization: Parametrization) -> Transfer | None:
@@ -107,16 +113,16 @@ class Landscape:
         """Whether the rate transfers, as far as the grid of rates can tell.
 
         A best rate at an end of the grid may lie beyond it, so what one rate costs there is known
-        from below only. "does not transfer" still holds then, unless the rate that is transferred
-        is an end itself; anything better cannot be told.
+        from below only; where every rate diverges, nothing is known of it. "does not transfer"
+        still holds then, unless the rate that is transferred is unknown or an end itself; anything
+        better cannot be told. Nor can it with one cell, which has nowhere to transfer a rate to.
         """
         cells, transfer = self.cells_of(parametrization), self.transfer(parametrization)
-        if transfer is None:
-            return "does not transfer"
-        if cells[0].is_at_edge:
+        if transfer is None or cells[0].is_at_edge:
             return "cannot be told"
-        is_open = any(cell.is_at_edge for cell in cells) and transfer.word != "does not transfer"
-        return "cannot be told" if is_open else transfer.word
+        is_open = len(cells) < 2 or any(cell.is_open for cell in cells)
+        is_certain = not is_open or transfer.word == "does not transfer"
+        return transfer.word if is_certain else "cannot be told"
 
     @property
     def verdict(self) -> tuple[str, ...]:
@@ -155,9 +161,9 @@ class Landscape:
         """The settings, all cells and what follows from them, as plain data."""
         drifts: dict[str, object] = {
             name: {
-                "over_widths": asdict(self.drift_over_widths(name)),
-                "over_structures": asdict(self.drift_over_structures(name)),
-                "transfer": asdict(t) if (t := self.transfer(name)) else None,
+                "over_widths": _plain(self.drift_over_widths(name)),
+                "over_structures": _plain(self.drift_over_structures(name)),
+                "transfer": _plain(self.transfer(name)),
                 "answer": self.answer(name),
             }
             for name in PARAMETRIZATIONS
@@ -185,10 +191,12 @@ class Landscape:
         small = f"{self.data}, {c.steps} steps of {c.batch}, Adam, {c.activation}, {seeds}. "
         small += f"Under muP the rate is that of a dense model of width {min(c.widths)}, "
         small += "from which those of all factors follow."
-        open_ = [_TITLES[n] for n in PARAMETRIZATIONS if self.answer(n) == "cannot be told"]
-        if open_:
-            small += f"\nWhether rates transfer cannot be told ({' and '.join(open_)}): best rates "
-            small += "are ends of the grid."
+        open_: dict[str, list[str]] = {}
+        for name in PARAMETRIZATIONS:
+            if self.answer(name) == "cannot be told":
+                open_.setdefault(_why(self.cells_of(name)), []).append(_TITLES[name])
+        for why, names in open_.items():
+            small += f"\nWhether rates transfer cannot be told ({' and '.join(names)}): {why}."
         small += f"\n{self.caveat}" if self.caveat else ""
         titles = "Which learning rate is best, by width and structure", small
         return draw_landscape(
@@ -230,13 +238,25 @@ def _share(extra: float, loss: float) -> float:
     return extra / loss if loss > 0 else inf if extra > 0 else 0.0
 
 
-def _drift(cells: Sequence[Cell], group: Callable[[Cell], str]) -> Drift:
-    """The largest span of best rates inside a group, and the same for every seed alone."""
-    names = list(dict.fromkeys(map(group, cells)))
-    held = {name: [cell for cell in cells if group(cell) == name] for name in names}
+def _plain(value: Drift | Transfer | None) -> dict[str, object] | None:
+    return None if value is None else asdict(value)
+
+
+def _drift(cells: Sequence[Cell], group: Callable[[Cell], str]) -> Drift | None:
+    """The largest span of best rates inside a group, and the same for every seed alone.
+
+    None if no group has two best rates.
+    """
+    held: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.best is not None:  # then every seed alone has a best rate, too
+            held.setdefault(group(cell), []).append(cell)
+    held = {name: found for name, found in held.items() if len(found) > 1}
+    if not held:
+        return None
 
     def largest(best: Callable[[Cell], int | None]) -> tuple[int, str]:
-        spans = [(_span(map(best, held[name])), name) for name in names]
+        spans = [(_span(map(best, found)), name) for name, found in held.items()]
         return max(spans, key=lambda pair: pair[0])
 
     doublings, where = largest(lambda cell: cell.best)
@@ -247,32 +267,66 @@ def _drift(cells: Sequence[Cell], group: Callable[[Cell], str]) -> Drift:
 
 def _span(rates: Iterable[int | None]) -> int:
     known = [rate for rate in rates if rate is not None]
-    return max(known) - min(known) if known else 0
+    return max(known) - min(known)
 
 
 def _verdict(result: Landscape, name: Parametrization) -> str:
     cells, title, transfer = result.cells_of(name), _TITLES[name], result.transfer(name)
-    lost = sum(cell.best is None for cell in cells)
-    all_diverge = f" In {lost} cells every rate diverges." if lost else ""
-    ends = _ends(cells)
-    if result.answer(name) == "cannot be told":
-        return f"{title}: cannot be told; widen {_flag(result, name)}. {ends}{all_diverge}"
-    widths, structures = result.drift_over_widths(name), result.drift_over_structures(name)
-    if transfer is None:
-        text = f"{title}: every rate of the first structure diverges at the smallest width."
+    if transfer is None or result.answer(name) == "cannot be told":
+        parts = [f"{title}: cannot be told; {_advice(result, name)}."]
     else:
         text = (
             f"{title}: the rate {transfer.word}. One rate for all, 2^{transfer.rate}, costs "
             f"{transfer.mean_loss:.3f} of loss on average, {transfer.worst_loss:.3f} or "
             f"{transfer.worst_share:.1%} at worst ({transfer.worst})"
         )
-        text += f", and diverges in {transfer.diverged} cells." if transfer.diverged else "."
-    text += (
-        f" The best rate moves by {'at least' if ends else 'at most'} {_seeds(widths)} over widths "
-        f"({widths.where}), by {_seeds(structures)} across structures ({structures.where})."
-    )
-    text += f" {ends}" if ends else ""
-    return text + all_diverge
+        text += f", and diverges in {_cells(transfer.diverged)}" * bool(transfer.diverged)
+        parts = [f"{text}.", _drifts(result, name)]
+    lost = _num_lost(cells)
+    parts += [_ends(cells), f"In {_cells(lost)} every rate diverges." * bool(lost)]
+    return " ".join(filter(None, parts))
+
+
+def _drifts(result: Landscape, name: Parametrization) -> str:
+    """How far the best rate moves, as far as that is known."""
+    widths, structures = result.drift_over_widths(name), result.drift_over_structures(name)
+    parts = []
+    if widths:
+        parts.append(f"{_seeds(widths)} over widths ({widths.where})")
+    if structures:
+        parts.append(f"{_seeds(structures)} across structures ({structures.where})")
+    if not parts:
+        return ""
+    bound = "at least" if any(cell.is_open for cell in result.cells_of(name)) else "at most"
+    return f"The best rate moves by {bound} {', by '.join(parts)}."
+
+
+def _advice(result: Landscape, name: Parametrization) -> str:
+    """What to type for an answer, where there is none."""
+    cells, flag = result.cells_of(name), _flag(result, name)
+    is_high = any(cell.edge == "highest" for cell in cells)
+    if _num_lost(cells) and not is_high:
+        return f"start {flag} lower"
+    if _num_lost(cells) or any(cell.is_at_edge for cell in cells):
+        return f"widen {flag}"
+    return "give more --widths or --structures"
+
+
+def _why(cells: Sequence[Cell]) -> str:
+    """Why it cannot be told whether the rate transfers."""
+    lost = _num_lost(cells)
+    reasons = ["best rates are ends of the grid"] * any(cell.is_at_edge for cell in cells)
+    reasons += [f"in {_cells(lost)} every rate diverges"] * bool(lost)
+    return ", ".join(reasons) or "there is one structure at one width"
+
+
+def _num_lost(cells: Sequence[Cell]) -> int:
+    """In how many cells every rate diverges."""
+    return sum(cell.best is None for cell in cells)
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"
 
 
 def _flag(result: Landscape, name: Parametrization) -> str:
@@ -297,13 +351,18 @@ def _ends(cells: Sequence[Cell]) -> str:
 
 
 def _compared(result: Landscape) -> str:
-    """Whether the best rate moves less under muP; one that is an end of the grid may move more."""
-    naive, mup = (result.drift_over_widths(name).doublings for name in PARAMETRIZATIONS)
+    """Whether the best rate moves less under muP; one that is not known may move more."""
+    unknown = "Whether the best rate moves less under muP than without cannot be told."
+    drifts = [result.drift_over_widths(name) for name in PARAMETRIZATIONS]
+    known = [drift.doublings for drift in drifts if drift is not None]
+    if len(known) < len(drifts):
+        return unknown
+    naive, mup = known
     naive_open, mup_open = (
-        any(cell.is_at_edge for cell in result.cells_of(name)) for name in PARAMETRIZATIONS
+        any(cell.is_open for cell in result.cells_of(name)) for name in PARAMETRIZATIONS
     )
     if (mup <= naive and mup_open) or (mup >= naive and naive_open):
-        return "Whether the best rate moves less under muP than without cannot be told."
+        return unknown
     word = "less" if mup < naive else "as much" if mup == naive else "more"
     than = "as" if mup == naive else "than"
     compared = f"Over widths the best rate moves {word} under muP {than} without"
@@ -327,8 +386,8 @@ def _row(cell: Cell) -> tuple[str, ...]:
         str(cell.width),
         "-" if cell.best is None else f"2^{cell.best}",
         f"{low} to {high}" if cell.interval else "-",
-        f"{cell.best_loss:.3f}",
-        f"{cell.best_accuracy:.1%}",
+        "-" if cell.best is None else f"{cell.best_loss:.3f}",
+        "-" if cell.best is None else f"{cell.best_accuracy:.1%}",
         "end of grid" if cell.is_at_edge else "all diverge" if cell.best is None else "",
     )
 
@@ -351,6 +410,6 @@ def _cell_json(cell: Cell) -> dict[str, object]:
         "interval": cell.interval,
         "is_at_edge": cell.is_at_edge,
         "best_loss": cell.best_loss if cell.best_loss < inf else None,
-        "best_accuracy": cell.best_accuracy,
+        "best_accuracy": None if cell.best is None else cell.best_accuracy,
     }
     return asdict(cell) | {"losses": losses} | derived

@@ -61,6 +61,11 @@ class Cell:
         return self.edge is not None
 
     @property
+    def is_open(self) -> bool:
+        """Whether the best rate may lie beyond the grid: it is an end, or every rate diverges."""
+        return self.best is None or self.is_at_edge
+
+    @property
     def best_loss(self) -> float:
         """The mean loss at the best rate."""
         return min(self.means)
