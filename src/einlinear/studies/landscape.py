@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
-from statistics import fmean
-from typing import Literal, get_args
+from typing import get_args
 
 from einlinear.errors import EinlinearError
 from einlinear.models.groups import aligned
@@ -20,47 +19,16 @@ from einlinear.studies.landscape_runs import (
     RunResult,
     plan_runs,
 )
+from einlinear.studies.landscape_transfer import (
+    Answer,
+    Drift,
+    Transfer,
+    find_answer,
+    find_drift,
+    find_transfer,
+)
 
 _TITLES = {"naive": "naive", "mup": "muP"}
-
-Answer = Literal["transfers", "nearly transfers", "does not transfer", "cannot be told"]
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """How far the best rate moves, in doublings; low and high are the ends over single seeds.
-
-    where says in which structure, or at which width, it moves most.
-    """
-
-    doublings: int
-    low: int
-    high: int
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """What it costs to use one rate everywhere: the best of the first structure, at the base width.
-
-    Losses are what is added to the best loss of a cell; worst_share is the most that is added, as
-    a share of that loss; diverged counts the cells where that rate diverges, though another would
-    not.
-    """
-
-    rate: int
-    mean_loss: float
-    worst_loss: float
-    worst_share: float
-    worst: str
-    diverged: int
-
-    @property
-    def word(self) -> Answer:
-        """Whether one rate is enough: it costs at most 2 % of a loss, at most 5 %, or more."""
-        if self.diverged or self.worst_share > 0.05:
-            return "does not transfer"
-        return "transfers" if self.worst_share <= 0.02 else "nearly transfers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,48 +49,22 @@ class Landscape:
 
         None if no structure has a best rate at two widths.
         """
-        return _drift(self.cells_of(parametrization), lambda cell: cell.structure)
+        return find_drift(self.cells_of(parametrization), lambda cell: cell.structure)
 
     def drift_over_structures(self, parametrization: Parametrization) -> Drift | None:
         """How far apart the best rates of structures are at one width: the largest such.
 
-        None if two structures have a best rate at no width.
+        None if there is no width at which two structures have a best rate.
         """
-        return _drift(self.cells_of(parametrization), lambda cell: f"width {cell.width}")
+        return find_drift(self.cells_of(parametrization), lambda cell: f"width {cell.width}")
 
     def transfer(self, parametrization: Parametrization) -> Transfer | None:
         """What one rate for all costs; None if the first cell has no best rate."""
-        cells = self.cells_of(parametrization)
-        rate = cells[0].best
-        if rate is None:
-            return None
-        known = [cell for cell in cells if cell.best is not None]
-        extra = {cell: cell.loss_at(rate) - cell.best_loss for cell in known}
-        kept = {cell: loss for cell, loss in extra.items() if isfinite(loss)}
-        worst = max(kept, key=lambda cell: _share(kept[cell], cell.best_loss))
-        return Transfer(
-            rate=rate,
-            mean_loss=fmean(kept.values()),
-            worst_loss=kept[worst],
-            worst_share=_share(kept[worst], worst.best_loss),
-            worst=f"{worst.structure} at width {worst.width}",
-            diverged=len(extra) - len(kept),
-        )
+        return find_transfer(self.cells_of(parametrization))
 
     def answer(self, parametrization: Parametrization) -> Answer:
-        """Whether the rate transfers, as far as the grid of rates can tell.
-
-        A best rate at an end of the grid may lie beyond it, so what one rate costs there is known
-        from below only; where every rate diverges, nothing is known of it. "does not transfer"
-        still holds then, unless the rate that is transferred is unknown or an end itself; anything
-        better cannot be told. Nor can it with one cell, which has nowhere to transfer a rate to.
-        """
-        cells, transfer = self.cells_of(parametrization), self.transfer(parametrization)
-        if transfer is None or cells[0].is_at_edge:
-            return "cannot be told"
-        is_open = len(cells) < 2 or any(cell.is_open for cell in cells)
-        is_certain = not is_open or transfer.word == "does not transfer"
-        return transfer.word if is_certain else "cannot be told"
+        """Whether the rate transfers, as far as the grid of rates can tell."""
+        return find_answer(self.cells_of(parametrization))
 
     @property
     def verdict(self) -> tuple[str, ...]:
@@ -233,41 +175,8 @@ def make_landscape(
     return Landscape(config, cells, start, name)
 
 
-def _share(extra: float, loss: float) -> float:
-    """What is added to a loss, as a share of it; a loss may be 0."""
-    return extra / loss if loss > 0 else inf if extra > 0 else 0.0
-
-
 def _plain(value: Drift | Transfer | None) -> dict[str, object] | None:
     return None if value is None else asdict(value)
-
-
-def _drift(cells: Sequence[Cell], group: Callable[[Cell], str]) -> Drift | None:
-    """The largest span of best rates inside a group, and the same for every seed alone.
-
-    None if no group has two best rates.
-    """
-    held: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.best is not None:  # then every seed alone has a best rate, too
-            held.setdefault(group(cell), []).append(cell)
-    held = {name: found for name, found in held.items() if len(found) > 1}
-    if not held:
-        return None
-
-    def largest(best: Callable[[Cell], int | None]) -> tuple[int, str]:
-        spans = [(_span(map(best, found)), name) for name, found in held.items()]
-        return max(spans, key=lambda pair: pair[0])
-
-    doublings, where = largest(lambda cell: cell.best)
-    seeds = range(len(cells[0].best_by_seed))
-    alone = [largest(lambda cell, seed=seed: cell.best_by_seed[seed])[0] for seed in seeds]  # type: ignore[misc]
-    return Drift(doublings, min(alone), max(alone), where)
-
-
-def _span(rates: Iterable[int | None]) -> int:
-    known = [rate for rate in rates if rate is not None]
-    return max(known) - min(known)
 
 
 def _verdict(result: Landscape, name: Parametrization) -> str:
