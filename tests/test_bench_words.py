@@ -114,6 +114,20 @@ def test_compute_is_in_flops():
             "width 16384, 65536 tokens, forward + backward)",
         ),
         (
+            {"structure": "btt", "speed": 1.01, "low": 1.0, "high": 1.03},
+            "btt: about as fast as nn.Linear here (1.00 to 1.03 x its speed; "
+            "width 16384, 65536 tokens, forward + backward)",
+        ),
+        (
+            {"structure": "btt", "speed": 0.951, "rounds": 1, "low": 0.951, "high": 0.951},
+            "btt: about as fast as nn.Linear here (0.95 x its speed; "
+            "width 16384, 65536 tokens, forward + backward)",
+        ),
+        (
+            {"structure": "btt", "speed": 1.051, "low": 1.01, "high": 1.06},
+            "btt: 1.1 x faster than nn.Linear here (width 16384, 65536 tokens, forward + backward)",
+        ),
+        (
             {"num_experts": 16, "num_active": 2, "kind": "mixture", "speed": 12.34},
             f"{THETA}, 2 of 16 experts: 12 x faster than nn.Linear here "
             "(width 16384, 65536 tokens, forward + backward)",

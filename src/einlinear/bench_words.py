@@ -10,6 +10,8 @@ from einlinear.bench_rows import LINEAR, LINEAR_BIAS, MODES, BenchRow, cells, is
 _IN_HEADING = ("structure", "width", "tokens", "dtype", "pass")
 _DISPENSABLE = ("of limit", "peak MB", "from - to", "tokens/s", "limit")
 """Columns that are left out where the terminal is narrow, the first first; the page has all."""
+_ALIKE = (0.95, 1.05)
+"""Speeds that are as good as that of nn.Linear: rounded, they would be 1.0 times it."""
 _BORDERS = 2  # columns of text that each column of a table takes beside its words
 
 
@@ -108,9 +110,10 @@ def sentences(rows: Sequence[BenchRow]) -> list[str]:
 
 
 def _compared(row: BenchRow) -> str:
-    if row.rounds > 1 and row.low < 1 < row.high:
-        spread = f"{row.low:.2f} to {row.high:.2f} x its speed; {_setting(row)}"
-        return f"about as fast as {LINEAR} here ({spread})"
+    is_spread = row.rounds > 1
+    if (is_spread and row.low < 1 < row.high) or _ALIKE[0] <= row.speed <= _ALIKE[1]:
+        speed = f"{row.low:.2f} to {row.high:.2f}" if is_spread else f"{row.speed:.2f}"
+        return f"about as fast as {LINEAR} here ({speed} x its speed; {_setting(row)})"
     is_faster = row.speed >= 1
     times = row.speed if is_faster else 1 / row.speed
     amount = f"{times:.1f}" if times < 9.95 else f"{times:.0f}"

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     _Jobs = list[tuple[str, Callable[..., BenchResult]]]
 
 _SECONDS_BETWEEN_LINES = 15.0
+_COLUMNS = (
+    "limit: the speed if both compute as many FLOPs per second; more is possible where nn.Linear "
+    "computes fewer. from - to: four fifths of the rounds"
+)
 
 
 def bench(
@@ -98,7 +102,7 @@ def bench(
         screen.print(_bench_table(table))
     for note in result.notes:
         print(wrapped(note))
-    print("limit: the speed that the FLOPs allow; from - to: four fifths of the rounds\n")
+    print(wrapped(_COLUMNS) + "\n")
     print("\n".join(map(wrapped, sentences(result.rows))))
     write(out / "bench.json", json.dumps(as_json(result), indent=1))
     write(out / "bench.html", bench_page(result))
