@@ -30,7 +30,7 @@ def describe(
         structure: such as "btt(rank=2)", "theta(1/2,0,1/2,0,1/2,1/2,0)" or "XA^1 YB^1 AB:64".
         width: width of the input, and of the output unless --out-width is given.
         out_width: width of the output.
-        svg: file to draw the diagram to.
+        svg: file to draw the diagram to; folders that are missing are made.
     """
     plan = make_plan(parse(structure), width, width if out_width is None else out_width)
     screen = console()
@@ -65,8 +65,8 @@ def atlas(
 def _facts(plan: Plan, typed: str) -> Table:
     """What the plan says, and the exponents; the structure as it was typed, and its edges."""
     facts = plan.facts()
-    rows = {"structure": typed, "as edges": facts["structure"]}
-    if typed == facts["structure"]:
+    rows = {"structure": typed, "as edges": plan.text}
+    if typed == plan.text:
         del rows["as edges"]
     shown = ("widths", "equation", "parameters", "FLOPs/token (forward)", "rank", "padding")
     rows |= {name: facts[name] for name in shown}

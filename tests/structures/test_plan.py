@@ -210,7 +210,8 @@ def test_six_factors_work():
 def test_a_plan_as_text():
     text = str(make_plan(el.btt(rank=2), 1009, 1024))
     assert text.splitlines() == [
-        "structure              XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:2",
+        "structure              btt(rank=2)",
+        "as edges               XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:2",
         "widths                 1,009 -> 1,024",
         "sizes                  XA 44, XAB 23, YB 32, YAB 32, AB 2",
         "padding                input 1,009 -> 1,012 (0.3%)",
@@ -220,6 +221,11 @@ def test_a_plan_as_text():
         "rank                   1,009 of 1,009",
         "step A                 23 x 44 x 2 x 32: contracts XA, makes AB YAB; 129,536 FLOPs/token",
         "step B                 32 x 23 x 2 x 32: contracts XAB AB, makes YB; 94,208 FLOPs/token",
+    ]
+    nameless = make_plan(el.parse("XA^1/2 XAB^1/2 YB^1"), 64, 64)
+    assert str(nameless).splitlines()[:2] == [
+        "structure              XA^1/2 XAB^1/2 YB^1",
+        "widths                 64 -> 64",
     ]
 
 

@@ -11,6 +11,7 @@ from string import ascii_letters
 
 from einlinear.errors import EinlinearError
 from einlinear.structures.edges import all_edges, cut, factors_of, touched
+from einlinear.structures.named import call_of
 from einlinear.structures.sizes import choose_sizes, rank_bound
 from einlinear.structures.structure import Structure, check_structure
 from einlinear.structures.values import whole_number
@@ -92,8 +93,10 @@ class Plan:
         relation = f"{cost:.2%} of dense, " + (
             f"{1 / cost:.2f} x fewer" if cost < 1 else f"{cost:.2f} x more"
         )
+        call = call_of(self.structure)
         return {
-            "structure": self.text,
+            "structure": call,
+            **({} if call == self.text else {"as edges": self.text}),
             "widths": f"{self.d_in:,} -> {self.d_out:,}",
             "sizes": ", ".join(f"{edge} {size:,}" for edge, size in self.edge_sizes),
             "padding": ", ".join(padded) or "none",
