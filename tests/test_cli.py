@@ -340,6 +340,14 @@ def test_a_terminal_that_is_narrow_wraps_errors(capsys, monkeypatch):
     ]
 
 
+def test_a_terminal_that_is_narrow_wraps_notes(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(cli, "_is_terminal", lambda stream: True)
+    _, _, err = run(capsys, "describe", "(0.33|0|0.67|0|0.67|0.33|0)", "--width", "64")
+    assert err.startswith("note: read 0.33 as 1/3")
+    assert max(map(len, err.splitlines())) <= 60
+
+
 def test_the_table_of_a_landscape_fits(monkeypatch):
     head = ("", "structure", "width", "loss")
     short = [head, ("naive", "dense", "16", "1.5"), ("muP", "dense", "16", "1.25")]

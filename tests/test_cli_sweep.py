@@ -157,12 +157,12 @@ def test_a_live_picture_in_a_terminal():
     shown = file.getvalue()
     assert "10 of 24 runs done, 1 diverged, 1 failed, 2 running, about 66.7 min left" in shown
     assert "btt [bold]x" in shown
-    assert "420/1,000  loss 1.9123  75.0 s left" in shown
+    assert "420/1,000  train loss 1.9123  75.0 s left" in shown
     assert "dense (another sweep)" in shown
     assert "failed    c low: ValueError: no" in shown
 
 
-@pytest.mark.parametrize(("width", "has_bars"), [(54, False), (71, False), (72, True)])
+@pytest.mark.parametrize(("width", "has_bars"), [(54, False), (77, False), (78, True)])
 def test_names_are_seen_in_a_narrow_terminal(width, has_bars):
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, color_system=None)
@@ -170,7 +170,7 @@ def test_names_are_seen_in_a_narrow_terminal(width, has_bars):
         show(AT)
     shown = file.getvalue()
     assert "btt [bold]x" in shown
-    assert "420/1,000  loss 1.9123" in shown
+    assert "420/1,000  train loss 1.9123" in shown
     assert ("━" in shown) == has_bars
 
 

@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from einlinear import Study, read_record
+from einlinear.cli_train import _kept
 from einlinear.studies.record import RunRecord
 from einlinear.studies.sweeps.planner import plan_runs
+from einlinear.studies.token_info import Counts
 from runs import TINY, tiny
 from test_cli import run
 
@@ -34,7 +36,7 @@ def test_train_sample(capsys, tmp_path):
         f"training FLOPs         {6 * record.counts.macs * 1536:.3g}, forward and backward",
         "24 of 64 tokens, 1,536 in all",
         str(out),
-        f"finished with a loss of {record.final_loss:.4f} after 24 steps",
+        f"finished with a validation loss of {record.final_loss:.4f} after 24 steps",
     ):
         assert words in printed
     table = [line for line in printed.splitlines() if line.startswith("│")]
@@ -42,10 +44,10 @@ def test_train_sample(capsys, tmp_path):
     (planned,) = plan_runs(Study("one", {**TINY, "structure": "btt(rank=2)"}))
     assert table[-1].split("│")[3].strip() == f"{planned.flops:.3g}", "what sweep calls FLOPs"
     assert max(map(len, table)) <= 80
-    assert "step 24 of 24, loss" in err
+    assert "step 24 of 24, training loss" in err
     again = run(capsys, *command)
     assert again[0] == 0
-    assert "finished with a loss" in again[1]
+    assert "finished with a validation loss" in again[1]
     text = ["sample", str(out), "--prompt", "We ", "--tokens", "9", "--seed", "3"]
     code, first, _ = run(capsys, *text)
     assert code == 0
@@ -64,6 +66,20 @@ def test_a_file_of_settings_and_flags_before_it(capsys, tmp_path):
     assert code == 0, err
     config = read_record(out).config
     assert config == tiny(steps=3, weight_norm=False, betas=(0.8, 0.9), ema=0.0, checkpoint_every=5)
+
+
+def test_a_study_is_trained_by_another_command(capsys, tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(Study("many", TINY, ({"width": [16, 32]},)).to_toml(), encoding="utf-8")
+    code, _, err = run(capsys, "train", "--config", str(path), "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert err.startswith(f"einlinear: {path} is a study: it has [base] and [grid]\n")
+    assert err.endswith(f"  fix:  einlinear sweep {path} --out DIR\n")
+
+
+def test_one_document_is_no_documents():
+    assert _kept(Counts(1, 0, 1)) == "1 document, 0 dropped; 1 character dropped"
+    assert _kept(Counts(2, 1, 0)) == "2 documents, 1 dropped; 0 characters dropped"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +154,7 @@ def test_torchrun(tmp_path):
     result = torchrun(*FLAGS, "--out", str(out))
     assert result.returncode == 0, result.stderr
     assert read_record(out).environment["processes"] == 2
-    assert result.stdout.count("finished with a loss") == 1
+    assert result.stdout.count("finished with a validation loss") == 1
 
 
 @pytest.mark.slow

@@ -39,12 +39,21 @@ def test_an_error_passes_through(capsys):
 
 
 def test_a_log_of_work_whose_end_is_not_known(capsys):
-    with progress.progress_bar(Console(file=io.StringIO()), "megabytes") as show:
-        show(Progress(0, 0, 0.0))
+    with progress.progress_bar(Console(file=io.StringIO()), "MB") as show:
+        show(Progress(0, 0, 0.0))  # says nothing
+        show(Progress(1, 0, 0.0))
         show(Progress(5, 0, 0.0))  # too soon after the first
         show(Progress(9, 9, 1.0))
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == ["0 megabytes", "9 of 9 megabytes"]
+    assert [line.split(",")[0] for line in lines] == ["1 MB", "9 of 9 MB"]
+
+
+def test_a_bar_of_work_that_has_just_begun():
+    file = io.StringIO()
+    with progress.progress_bar(Console(file=file, force_terminal=True, width=100), "MB") as show:
+        show(Progress(0, 0, 0.0))
+    assert "0 MB" not in file.getvalue()
+    assert "starting" in file.getvalue()
 
 
 def at(done, left=0.0):
@@ -57,7 +66,7 @@ def test_a_bar_of_training():
     with progress.training_bar(console) as show:
         show(at(40, 65.2))
         show(at(100))
-    assert "step 100 of 100, loss 2.5000, 12,346 tokens/s, 0:00 left" in file.getvalue()
+    assert "step 100 of 100, training loss 2.5000, 12,346 tokens/s, 0:00 left" in file.getvalue()
 
 
 def test_lines_of_training(capsys, monkeypatch):

@@ -151,7 +151,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _note(message: Warning | str, *_: object) -> None:
-    print(f"note: {message}", file=sys.stderr)
+    print(_wrapped(f"note: {message}"), file=sys.stderr)
 
 
 _INTERRUPTED, _INTERRUPTED_CODE = "einlinear: interrupted", 130

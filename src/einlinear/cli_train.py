@@ -15,7 +15,7 @@ from rich.table import Table
 
 from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig
-from einlinear.studies.config_file import read_config
+from einlinear.studies.config_file import read_run
 from einlinear.studies.numbers import FLOPS_PER_MAC
 from einlinear.terminal import console, facts_table, fitted, say
 
@@ -58,6 +58,7 @@ else:
     RunFlags = make_dataclass("RunFlags", _flags(), kw_only=True)
 
 
+_LOSSES = ("validation loss", "training loss")
 _TEXTS = tyro.conf.arg(metavar="TEXT [TEXT ...]", help_behavior_hint="(required)")
 
 
@@ -90,7 +91,7 @@ def prepare(
     from einlinear.studies.prepare import prepare as run_prepare
 
     given: Any = {} if validation_share is None else {"validation_share": validation_share}
-    with progress_bar(console(), "megabytes") as show:
+    with progress_bar(console(), "MB") as show:
         info = run_prepare(
             sources,
             out,
@@ -109,9 +110,11 @@ def prepare(
 
 def _kept(counts: Counts) -> str:
     """What became of the documents of a text."""
+    documents = "document" if counts.documents == 1 else "documents"
+    characters = "character" if counts.characters_dropped == 1 else "characters"
     return (
-        f"{counts.documents:,} documents, {counts.documents_dropped:,} dropped; "
-        f"{counts.characters_dropped:,} characters dropped"
+        f"{counts.documents:,} {documents}, {counts.documents_dropped:,} dropped; "
+        f"{counts.characters_dropped:,} {characters} dropped"
     )
 
 
@@ -132,7 +135,7 @@ def train(
     Args:
         flags: of the run.
         out: directory of the run.
-        config: a file of settings, TOML or JSON; flags come before it.
+        config: a file of settings, TOML or JSON; flags override it.
         mirror: show metrics in TensorBoard or Weights & Biases, too.
         threads: of this process; by the size of a step unless given.
     """
@@ -185,7 +188,7 @@ def _draw_routing(record: RunRecord, path: Path) -> None:
 
 def _run_config(flags: RunFlags, path: Path | None) -> RunConfig:
     """What a file says, if there is one, changed by the flags that were given."""
-    given = {} if path is None else read_config(path)
+    given = {} if path is None else read_run(path)
     typed = {field.name: getattr(flags, field.name) for field in fields(RunConfig)}
     given |= {name: value for name, value in typed.items() if value is not None}
     return RunConfig.from_dict(given, "the command line" if path is None else str(path))
@@ -259,7 +262,7 @@ def _plan_table(config: RunConfig, plan: RunPlan, out: Path, step: int) -> Table
 
 def _curve_table(record: RunRecord) -> Table:
     table = Table()
-    for name in ("step", f"{record.unit}s", "training FLOPs", "seconds", "loss", "training loss"):
+    for name in ("step", f"{record.unit}s", "training FLOPs", "seconds", *_LOSSES):
         table.add_column(name, justify="right")
     for point in record.curve:
         table.add_row(
@@ -274,7 +277,7 @@ def _curve_table(record: RunRecord) -> Table:
 
 def _result(record: RunRecord) -> str:
     loss = record.final_loss
-    ends = "diverged" if loss is None else f"finished with a loss of {loss:.4f}"
+    ends = "diverged" if loss is None else f"finished with a validation loss of {loss:.4f}"
     return (
         f"{ends} after {record.steps_done:,} steps, {record.seconds:.1f} s, "
         f"{record.units_per_second:,.0f} {record.unit}s per second, "

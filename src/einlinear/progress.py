@@ -67,8 +67,8 @@ def training_bar(console: Console) -> Iterator[Callable[[TrainProgress], None]]:
 def _training_text(at: TrainProgress) -> str:
     minutes, seconds = divmod(round(at.seconds_left), 60)
     return (
-        f"step {at.done} of {at.total}, loss {at.loss:.4f}, {at.units_per_second:,.0f} "
-        f"{at.unit}s/s, {minutes}:{seconds:02d} left"
+        f"step {at.done} of {at.total}, training loss {at.loss:.4f}, "
+        f"{at.units_per_second:,.0f} {at.unit}s/s, {minutes}:{seconds:02d} left"
     )
 
 
@@ -79,6 +79,8 @@ def _log(noun: str) -> Callable[[Progress], None]:
 
     def write(at: Progress) -> None:
         first.extend([] if first else [at.share])
+        if not at.total and not at.done:
+            return  # nothing is known yet
         seconds = monotonic() - begin
         is_last = 0 < at.total <= at.done
         if not is_last and seconds - shown[0] < _SECONDS_BETWEEN_LINES:
@@ -94,4 +96,6 @@ def _log(noun: str) -> Callable[[Progress], None]:
 
 
 def _amount(at: Progress, noun: str) -> str:
-    return f"{at.done} of {at.total} {noun}" if at.total else f"{at.done} {noun}"
+    if at.total:
+        return f"{at.done} of {at.total} {noun}"
+    return f"{at.done} {noun}" if at.done else "starting"

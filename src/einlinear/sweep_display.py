@@ -20,7 +20,7 @@ from einlinear.studies.sweeps.progress import Failure, SweepProgress
 _SECONDS_BETWEEN_LINES = 15.0
 _MOST_ROWS = 20
 _BAR = 20
-_LEAST_WITH_BARS = 72  # columns; in fewer, the names of runs need them
+_LEAST_WITH_BARS = 78  # columns; in fewer, the names of runs need them
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def picture(at: SweepProgress, width: int) -> Group:
             *[ProgressBar(run.total, run.done, width=_BAR)] * bars,
             Text(run.label + " (another sweep)" * run.is_elsewhere),
             Text(f"{run.done:,}/{run.total:,}"),
-            Text("starting" if run.loss is None else f"loss {run.loss:.4f}"),
+            Text("starting" if run.loss is None else f"train loss {run.loss:.4f}"),
             Text("" if run.seconds_left is None else f"{duration(run.seconds_left)} left"),
         )
     hidden = len(at.running) - _MOST_ROWS
@@ -98,5 +98,5 @@ def _ending(ended: RunRecord | Failure, labels: dict[str, str]) -> str:
     name = f"{ended.id} {labels.get(ended.id, '')}".strip()
     if isinstance(ended, Failure):
         return f"failed    {name}: {ended.reason}"
-    loss = "" if ended.final_loss is None else f" loss {ended.final_loss:.4f},"
+    loss = "" if ended.final_loss is None else f" validation loss {ended.final_loss:.4f},"
     return f"{ended.status:9} {name}:{loss} {duration(ended.seconds)}"

@@ -162,6 +162,22 @@ def test_unknown_keys(tmp_path):
     assert str(path) in caught.value.what
 
 
+@pytest.mark.parametrize(
+    ("text", "has"),
+    [
+        ('name = "s"\n[base]\nsteps = 3\n[[grid]]\nwidth = [1]', "[base] and [grid]"),
+        ("[grid]\nwidth = [1]", "[grid]"),
+    ],
+)
+def test_a_study_is_no_config(tmp_path, text, has):
+    path = tmp_path / "my study.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(EinlinearError) as caught:
+        load_config(path)
+    assert caught.value.what == f"{path} is a study: it has {has}"
+    assert caught.value.fix == f"einlinear sweep '{path}' --out DIR"
+
+
 @pytest.mark.parametrize("text", ["lr = ", "[1, 2", "7"])
 @pytest.mark.parametrize("name", ["a.toml", "a.json"])
 def test_files_that_cannot_be_read(tmp_path, name, text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from einlinear.errors import EinlinearError, reason
@@ -11,7 +12,19 @@ from einlinear.studies.config import RunConfig
 
 def load_config(path: str | Path, **changes: object) -> RunConfig:
     """The config in a .toml or .json file, some fields changed."""
-    return RunConfig.from_dict({**read_config(path), **changes}, str(path))
+    return RunConfig.from_dict({**read_run(path), **changes}, str(path))
+
+
+def read_run(path: str | Path) -> dict[str, object]:
+    """The fields of one run that stand in a file, unchecked; raises if it is a study."""
+    values = read_config(path)
+    if tables := [name for name in ("base", "grid") if name in values]:
+        raise EinlinearError(
+            what=f"{path} is a study: it has {' and '.join(f'[{name}]' for name in tables)}",
+            rule="a config holds the settings of one run, a study those of many",
+            fix=f"einlinear sweep {shlex.quote(str(path))} --out DIR",
+        )
+    return values
 
 
 def read_config(path: str | Path) -> dict[str, object]:
