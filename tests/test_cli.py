@@ -1,3 +1,4 @@
+import contextlib
 import os
 import re
 import subprocess
@@ -7,10 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear import cli
 from einlinear.cli import main
+from einlinear.cli_arguments import arguments_of
 from einlinear.cli_landscape import _table as landscape_table
 from einlinear.cli_words import call_of
 
@@ -271,6 +275,39 @@ def test_as_a_program():
         ("landscape --seed 3 --out x", ("einlinear landscape has no flag", "", "--seeds")),
         ("doctor -v", ("einlinear doctor has no flag '-v'", "", None)),
         ("doctor me", ("einlinear doctor has no use for 'me'", "", None)),
+        ("bench --foo --out x", ("einlinear bench has no flag '--foo'", "", None)),
+        (
+            "prepare",
+            ("TEXT and --out are missing", "einlinear prepare needs TEXT [TEXT ...] and", None),
+        ),
+        ("prepare text.txt", ("--out is missing", "einlinear prepare needs", None)),
+        ("prepare --out x", ("TEXT is missing", "einlinear prepare needs", None)),
+        ("prepare --out x --validation a b", ("TEXT is missing", "", None)),
+        ("train", ("--out is missing", "einlinear train needs --out DIR", None)),
+        ("describe", ("STRUCTURE and --width are missing", "", None)),
+        ("describe btt", ("--width is missing", "einlinear describe needs STRUCTURE and", None)),
+        ("describe -- btt --width 3", ("--width is missing", "", None)),
+        ("sweep --out=x --dry-run", ("STUDY.toml is missing", "", None)),
+        ("train --out", ("--out has no value", "--out takes one value: DIR", None)),
+        ("train --lr --out x", ("--lr has no value", "--lr takes one value: FLOAT", None)),
+        ("sample --prompt -- x", ("--prompt has no value", "--prompt takes one value", None)),
+        (
+            "train --compile --out x",
+            ("--compile has no value", "--compile takes one value: {True,False}", None),
+        ),
+        (
+            "train --betas .9 --out x",
+            ("--betas has one value", "--betas takes 2 values: FLOAT FLOAT", None),
+        ),
+        (
+            "train --betas .9 .8 .7 --out x",
+            ("--betas has 3 values", "--betas takes 2 values: FLOAT FLOAT", None),
+        ),
+        (
+            "landscape --naive_rates=3 --out x",
+            ("--naive-rates has one value", "--naive-rates takes 2 values: INT INT", None),
+        ),
+        ("landscape --rates -9", ("--rates has one value", "--rates takes 2 values", None)),
         ("landscape --seeds 0 --out x", ("seeds is 0", "seeds is a whole number of 1", None)),
     ],
 )
@@ -306,8 +343,24 @@ def test_flags_that_are_given_in_every_way(monkeypatch):
     assert (flags.rates, flags.naive_rates, flags.weight_norm) == ((-9, -6), None, True)
     call = call_of(cli.train, ["--weight_norm", "false", "--lr", "1e-3", "--out", "x"])
     assert (call.keywords["flags"].weight_norm, call.keywords["flags"].lr) == (False, 1e-3)
+    call = call_of(cli.train, ["--betas=.9", ".8", "--out", "x"])
+    assert call.keywords["flags"].betas == (0.9, 0.8)
+    call = call_of(cli.describe, ["--width", "3", "--", "btt"])
+    assert (call.args, call.keywords["width"]) == (("btt",), 3)
     call = call_of(cli.sample, ["run", "--prompt=--width", "--top-k", "3"])
     assert (call.keywords["prompt"], call.keywords["top_k"]) == ("--width", 3)
+
+
+@given(
+    st.sampled_from([command for command in cli.COMMANDS if command is not cli.doctor]),
+    st.lists(st.integers(0, 99) | st.sampled_from(["btt", "-3", "--", "--out=x", "=", "0.5"])),
+)
+def test_what_is_missing_is_never_left_to_the_parser(command, picks):
+    """Whatever is given, it is a call or an error of ours; the parser would leave by SystemExit."""
+    flags = [argument.flag for argument in arguments_of(command) if argument.flag]
+    words = [flags[pick % len(flags)] if isinstance(pick, int) else pick for pick in picks]
+    with contextlib.suppress(el.EinlinearError):
+        call_of(command, words)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -321,6 +374,7 @@ def test_help_fits_and_fills_the_terminal(capsys, monkeypatch, name, columns):
     assert "None" not in out
     assert "(default: )" not in out
     assert not re.search(r"│ +│", out), "a line with nothing in it"
+    assert "{INT INT}" not in out
     for line, following in pairwise(lines):
         texts = [re.match(r"│ {4,}(\S+)", each) for each in (line, following)]
         if all(texts):

@@ -173,6 +173,7 @@ ORDER = [
     "bench_page",
     "bench_words",
     "terminal",
+    "cli_arguments",
     "cli_words",
     "cli_structures",
     "cli_bench",

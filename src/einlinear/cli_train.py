@@ -7,12 +7,13 @@ import sys
 from contextlib import ExitStack
 from dataclasses import fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tyro
 from docstring_parser import parse
 from rich.table import Table
 
+from einlinear.cli_arguments import metavar
 from einlinear.errors import EinlinearError
 from einlinear.studies.config import RunConfig
 from einlinear.studies.config_file import read_run
@@ -38,22 +39,11 @@ else:
             words = " ".join(texts[field.name].split())
             hint = hints[field.name]
             shown = tyro.conf.arg(
-                help=words, help_behavior_hint=f"(default: {default})", metavar=_metavar(hint)
+                help=words, help_behavior_hint=f"(default: {default})", metavar=metavar(hint)
             )
             words_only = tyro.conf.FlagConversionOff  # --compile True
             found.append((field.name, Annotated[hint | None, shown, words_only], None))
         return found
-
-    def _metavar(hint: object) -> str:
-        """What can be given for a field of this type, besides nothing."""
-        parts = [part for part in get_args(hint) if part is not type(None)]
-        if get_origin(hint) is Literal:
-            return "{" + ",".join(parts) + "}"
-        if get_origin(hint) is tuple:
-            return " ".join(map(_metavar, parts))
-        if parts:
-            return _metavar(parts[0])
-        return "{True,False}" if hint is bool else hint.__name__.upper()
 
     RunFlags = make_dataclass("RunFlags", _flags(), kw_only=True)
 

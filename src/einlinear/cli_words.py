@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
@@ -16,6 +15,7 @@ import tyro
 from docstring_parser import Docstring, parse
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from einlinear.cli_arguments import arguments_of, check_given, is_flag, metavar
 from einlinear.errors import EinlinearError, quote
 
 _NOT_SHOWN = ("None", "")  # defaults that say nothing
@@ -26,6 +26,8 @@ def call_of(command: Callable[..., None], words: Sequence[str]) -> Callable[[], 
     _check_flags(command, words)
     if {"-h", "--help"} & set(words):
         print(_description(command) + "\n")
+    else:
+        check_given(command, words)
     call, further = tyro.cli(
         _delayed(command),
         prog=f"einlinear {command.__name__}",
@@ -51,10 +53,12 @@ def call_of(command: Callable[..., None], words: Sequence[str]) -> Callable[[], 
     return call
 
 
-def did_you_mean(word: str, known: Sequence[str], otherwise: str, least: float = 0.6) -> str:
+def did_you_mean(
+    word: str, known: Sequence[str], otherwise: str, least: float = 0.6, *, prefix: str = ""
+) -> str:
     """A fix: the nearest of the words that exist, or something else if none is near."""
     close = get_close_matches(word, known, 1, least)
-    return f'did you mean "{close[0]}"?' if close else otherwise
+    return f'did you mean "{prefix}{close[0]}"?' if close else otherwise
 
 
 def unchecked(config: type) -> type:
@@ -66,7 +70,10 @@ def unchecked(config: type) -> type:
     hints = get_type_hints(config, include_extras=True)
     found: list[Any] = []
     for field in fields(config):
-        found.append((field.name, _with_default_shown(hints[field.name]), field.default))
+        hint = hints[field.name]
+        if type(None) in get_args(hint):
+            hint = Annotated[hint, tyro.conf.arg(metavar=metavar(hint))]
+        found.append((field.name, _with_default_shown(hint), field.default))
     return make_dataclass(
         config.__name__, found, kw_only=True, namespace={"__doc__": config.__doc__}
     )
@@ -135,26 +142,18 @@ def _description(command: Callable[..., None]) -> str:
 
 def _check_flags(command: Callable[..., None], words: Sequence[str]) -> None:
     """Raise if there is a flag that the command does not have."""
-    known = _flags(command)
+    known = [argument.flag for argument in arguments_of(command) if argument.flag]
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
         if word == "--":
             return
-        if re.match("-{1,2}[a-zA-Z]", word) and flag not in (*known, "-h", "--help"):
+        if is_flag(word) and flag not in (*known, "-h", "--help"):
+            names = [name.removeprefix("--") for name in known]
             raise EinlinearError(
                 what=f"einlinear {command.__name__} has no flag {quote(word)}",
                 rule=f"einlinear {command.__name__} --help lists its flags",
-                fix=did_you_mean(flag, known, "leave it out"),
+                fix=did_you_mean(flag.lstrip("-"), names, "leave it out", prefix="--"),
             )
-
-
-def _flags(command: Callable[..., None]) -> list[str]:
-    """The flags of a command, those of its dataclasses with them."""
-    hints: dict[str, Any] = {}
-    for name, hint in get_type_hints(command).items():
-        hints |= get_type_hints(hint) if is_dataclass(hint) else {name: hint}
-    names = [*hints, *(f"no_{name}" for name, hint in hints.items() if hint is bool)]
-    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 def _registry() -> ConstructorRegistry:
