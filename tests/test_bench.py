@@ -106,6 +106,7 @@ def test_the_page_draws_every_row_but_the_baselines(result):
     assert "layer, with bias" in page
     assert f'"name":"{LINEAR}"' not in page
     assert "a note &amp; more" in page
+    assert "A bar is above it where\nnn.Linear computes fewer per second" in page
     assert not [word for word in ("%FACTS%", "%CALLS%", "%TABLES%", "%SECTIONS%") if word in page]
 
 

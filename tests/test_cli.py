@@ -62,6 +62,8 @@ def test_describe_draws(capsys, tmp_path):
     assert code == 0
     assert f"wrote {target}" in out
     assert ElementTree.parse(target).getroot().tag.endswith("svg")
+    _, out, _ = run(capsys, "describe", "--help")
+    assert "folders that are missing are made" in " ".join(out.replace("│", " ").split())
 
 
 def test_a_snapped_third_is_noted(capsys):

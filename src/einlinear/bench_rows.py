@@ -30,11 +30,11 @@ class BenchRow:
     "layer" (EinsumLinear as it is called, with bias and weight normalisation), "stack" (a step of
     training transformer blocks, see blocks.py), or for mixtures of experts "mixture", "active" or
     "masked" (see bench_experts.py); baseline is the row it is compared with, which has a bias if
-    this one has. limit is the ratio of the FLOPs: the speed if both do as many per second, which
-    nn.Linear may fall short of. speed is the median over rounds of the baseline's time by this
-    one's, low and high the ends of the middle four fifths; peak_bytes is the most memory that torch
-    held at once beyond what was there, plus the engine's workspace. num_experts and num_active are
-    0 where there are no experts.
+    this one has. limit is the ratio of the FLOPs: the speed if both do equally many per second; a
+    speed above it says that nn.Linear does fewer. speed is the median over rounds of the baseline's
+    time by this one's, low and high the ends of the middle four fifths; peak_bytes is the most
+    memory that torch held at once beyond what was there, plus the engine's workspace. num_experts
+    and num_active are 0 where there are no experts.
     """
 
     structure: str

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 15.0
 _COLUMNS = (
-    "limit: the speed if both compute as many FLOPs per second; more is possible where nn.Linear "
-    "computes fewer. from - to: four fifths of the rounds"
+    "limit: the speed if both compute equally many FLOPs per second, above it if nn.Linear "
+    "computes fewer; from - to: four fifths of the rounds"
 )
 
 
