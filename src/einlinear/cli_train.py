@@ -93,19 +93,21 @@ def prepare(
             **given,
         )
     for name, stream in (("training", info.train), ("validation", info.validation)):
-        print(f"{stream.tokens:,} tokens for {name}")
+        print(f"{_counted(stream.tokens, 'token')} for {name}")
     print(_kept(info.counts))
     print(f"wrote {out}")
 
 
 def _kept(counts: Counts) -> str:
     """What became of the documents of a text."""
-    documents = "document" if counts.documents == 1 else "documents"
-    characters = "character" if counts.characters_dropped == 1 else "characters"
     return (
-        f"{counts.documents:,} {documents}, {counts.documents_dropped:,} dropped; "
-        f"{counts.characters_dropped:,} {characters} dropped"
+        f"{_counted(counts.documents, 'document')}, {counts.documents_dropped:,} dropped; "
+        f"{_counted(counts.characters_dropped, 'character')} dropped"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def train(
