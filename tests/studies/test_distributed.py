@@ -4,6 +4,7 @@ import socket
 from datetime import timedelta
 
 import pytest
+from torch.distributed import DistBackendError
 
 from einlinear import cli
 from einlinear.errors import EinlinearError
@@ -63,7 +64,7 @@ def test_the_command_says_so_too(environment, capsys, tmp_path):
 
 
 def test_numbers_and_patience(environment):
-    assert (numbers(), patience()) == ((0, 1), timedelta(minutes=10))
+    assert (numbers(), patience()) == ((0, 1), timedelta(minutes=30))
     environment(RANK="1", WORLD_SIZE="3", **{distributed.MINUTES: "45"})
     assert (numbers(), patience()) == ((1, 3), timedelta(minutes=45))
 
@@ -80,6 +81,26 @@ def test_other_errors_are_left_as_they_are():
     assert explained(ValueError("an odd value"), 0, 10) is None
     wrong = EinlinearError(what="timed out", rule="r", fix="f")
     assert explained(wrong, 0, 10) is None
+    late = RuntimeError("CUDA error: the launch timed out and was terminated")
+    assert explained(late, 0, 10) is None
+
+
+def test_a_lone_run_has_no_other_process(environment):
+    environment()
+    with pytest.raises(RuntimeError, match=r"^gloo: timed out$"), joined(tiny()):
+        raise RuntimeError("gloo: timed out")
+
+
+def test_the_minutes_are_named_where_they_are_ours():
+    error = DistBackendError("NCCL communicator: timed out")
+    ours, theirs = explained(error, 1, 30), explained(error, 1, None)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.what == "process 1 had no answer from another process for 30 minutes"
+    assert theirs.what == "process 1 had no answer from another process in time"
+    assert distributed.MINUTES in ours.fix
+    assert "init_process_group" in theirs.fix
+    assert "minutes" not in str(theirs)
 
 
 @pytest.mark.parametrize(

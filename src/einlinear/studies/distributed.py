@@ -18,9 +18,10 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.studies.config import RunConfig
 
 MINUTES = "EINLINEAR_RANK_MINUTES"
-"""The variable that says how long the processes of a run wait for each other; 10 unless set."""
+"""The variable that says how long the processes of a run wait for each other; 30 unless set."""
 
-_MOST_MINUTES = 10_000
+_MINUTES, _MOST_MINUTES = 30, 10_000
+_GROUPS = ("gloo", "nccl")  # their errors may be of no type of their own
 # What torch says where another process does not answer, and where it has ended.
 _SILENT = ("timed out", "timeout", "time out")
 _AGAIN = "start all processes again: the run goes on from its last checkpoint"
@@ -61,7 +62,9 @@ def joined(config: RunConfig) -> Iterator[Place]:
         else:
             yield Place(0, 1, device)
     except (RuntimeError, ValueError) as error:
-        known = explained(error, rank, patience().total_seconds() / 60)
+        is_group = count > 1 or dist.is_initialized()
+        minutes = patience().total_seconds() / 60 if starts else None
+        known = explained(error, _rank(rank), minutes) if is_group else None
         if known is None:
             raise
         raise known from error
@@ -80,6 +83,10 @@ def numbers() -> tuple[int, int]:
     return (rank, count) if count > 1 else (0, 1)
 
 
+def _rank(told: int) -> int:
+    return dist.get_rank() if dist.is_initialized() else told
+
+
 def variable(name: str, default: int, low: int, high: int | None = None) -> int:
     """A number that torchrun, or a user, has put into the environment."""
     text = os.environ.get(name, str(default)).strip()
@@ -96,13 +103,18 @@ def variable(name: str, default: int, low: int, high: int | None = None) -> int:
 
 def patience() -> timedelta:
     """How long the processes of a run wait for each other."""
-    return timedelta(minutes=variable(MINUTES, 10, 1, _MOST_MINUTES))
+    return timedelta(minutes=variable(MINUTES, _MINUTES, 1, _MOST_MINUTES))
 
 
-def explained(error: Exception, rank: int, minutes: float) -> EinlinearError | None:
+def explained(error: Exception, rank: int, minutes: float | None) -> EinlinearError | None:
     """What to raise where torch says that another process is silent or gone; None if it does not.
 
     Whether a rank is stopped, swapped out or cut off from the network looks the same from here.
+
+    Args:
+        error: as torch has raised it.
+        rank: of this process.
+        minutes: for which processes wait for each other; None if the user has started the group.
     """
     text = str(error).lower()
     if isinstance(error, ValueError):
@@ -113,12 +125,10 @@ def explained(error: Exception, rank: int, minutes: float) -> EinlinearError | N
             rule="WORLD_SIZE is more than 1 only where torchrun, or you, set all it needs",
             fix="use torchrun --nproc-per-node N -m einlinear train ..., or unset WORLD_SIZE",
         )
+    if not isinstance(error, dist.DistError) and not any(name in text for name in _GROUPS):
+        return None
     if any(words in text for words in _SILENT):
-        return EinlinearError(
-            what=f"process {rank} had no answer from another process for {minutes:g} minutes",
-            rule=f"the processes of a run wait {minutes:g} minutes for each other",
-            fix=f"{_AGAIN}; if one of them needs longer, set {MINUTES}",
-        )
+        return _silent(rank, minutes)
     if any(words in text for words in _ENDED):
         return EinlinearError(
             what=f"another process of the run ended while process {rank} waited for it",
@@ -126,6 +136,21 @@ def explained(error: Exception, rank: int, minutes: float) -> EinlinearError | N
             fix=_AGAIN,
         )
     return None
+
+
+def _silent(rank: int, minutes: float | None) -> EinlinearError:
+    what = f"process {rank} had no answer from another process"
+    if minutes is None:
+        return EinlinearError(
+            what=f"{what} in time",
+            rule="the processes of a run wait for each other as long as their process group says",
+            fix=f"{_AGAIN}; if one of them needs longer, give init_process_group a longer timeout",
+        )
+    return EinlinearError(
+        what=f"{what} for {minutes:g} minutes",
+        rule=f"the processes of a run wait {minutes:g} minutes for each other",
+        fix=f"{_AGAIN}; if one of them needs longer, set {MINUTES}",
+    )
 
 
 def _device(config: RunConfig) -> torch.device:
