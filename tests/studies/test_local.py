@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -311,6 +312,48 @@ def test_a_record_that_cannot_be_read_now_is_left_alone(tmp_path):
     assert ended.end == "error"
     assert "cannot read" in ended.text
     assert (given.directory / "record.json").is_dir()
+
+
+@pytest.mark.parametrize("damage", ["cut off", "another rate"])
+def test_a_damaged_config_is_written_again(tmp_path, damage):
+    """The name of the folder is the id, and the sweep knows the config."""
+    config = tiny(steps=8, eval_points=1)
+    given = replace(job(config.id, tmp_path), config=config.as_dict())
+    directory = RunDirectory(given.directory)
+    directory.keep_config(config)
+    directory.checkpoints.mkdir()
+    (directory.checkpoints / "mine").touch()
+    path = given.directory / "config.json"
+    other = tiny(steps=8, eval_points=1, lr=0.5)
+    bad = b'{"width": 1' if damage == "cut off" else other.to_json().encode()
+    path.write_bytes(bad)
+    assert run_job.run_job(given, is_alone=False).end == "done"
+    assert path.with_name("config.json.unreadable-1").read_bytes() == bad
+    assert directory.read_config() == config
+    # Checkpoints that may be of another run are not used.
+    aside = given.directory / "checkpoints.unreadable-1"
+    assert aside.exists() == (damage == "another rate")
+
+
+def test_what_others_can_do_is_for_the_umask_to_say(tmp_path):
+    """A second user of the directory, of the same group, may write to the log of the first."""
+    config = tiny(steps=4, warmup=0, eval_points=1)
+    given = replace(job(config.id, tmp_path), config=config.as_dict())
+    held = os.umask(0o002)
+    try:
+        with take(given.directory, Sight()) as claim:
+            assert stat.S_IMODE(claim.path.stat().st_mode) == 0o664
+        assert run_job.run_job(given).end == "done"
+    finally:
+        os.umask(held)
+    assert stat.S_IMODE((given.directory / "log.txt").stat().st_mode) == 0o664
+
+
+def test_a_run_does_not_fail_for_want_of_a_log(tmp_path):
+    config = tiny(steps=4, warmup=0, eval_points=1)
+    given = replace(job(config.id, tmp_path), config=config.as_dict())
+    (given.directory / "log.txt").mkdir(parents=True)  # no file can be written there
+    assert run_job.run_job(given).end == "done"
 
 
 def test_failures_after_a_line_that_was_cut_off(tmp_path):

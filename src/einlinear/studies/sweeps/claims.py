@@ -186,7 +186,7 @@ def take(directory: Path, after: Sight) -> Claim | None:
     try:
         if _look(directory) != after:
             return None
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
     except (FileExistsError, FileNotFoundError):
         return None
     except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from einlinear.errors import EinlinearError, cannot_write
 from einlinear.studies.config import RunConfig
-from einlinear.studies.directory import BusyError, RunDirectory
+from einlinear.studies.directory import CONFIG, BusyError, RunDirectory, is_locked
 from einlinear.studies.loop import TrainProgress
 from einlinear.studies.sweeps.claims import Claim, Sight, Watch, take
 from einlinear.studies.sweeps.job import LOG, Job, Outcome, finished, keep_failure
@@ -73,7 +73,7 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
     with keeping:
         try:
             place = RunDirectory(job.directory)
-            place.check(config)
+            _check(place, config)
             place.keep_config(config)  # or a run that fails before its first step has no name
             train(config, job.directory, report, threads=job.threads)
         except (_LostClaimError, BusyError):
@@ -83,14 +83,62 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
             raise
 
 
+def _check(place: RunDirectory, config: RunConfig) -> None:
+    """Refuse a directory in which another run has finished; put a damaged config.json aside.
+
+    The folder has the id of the run for its name, and the sweep knows the config. One digit that is
+    damaged makes it another config; but the checkpoints may be of another run then, and go too.
+    """
+    try:
+        place.check(config)
+        return
+    except EinlinearError:
+        if place.path.name != config.id or _has_another(place, config) or is_locked(place.path):
+            raise
+    if _can_be_read(place):
+        _put_aside(place.checkpoints)
+    _put_aside(place.path / CONFIG)
+
+
+def _has_another(place: RunDirectory, config: RunConfig) -> bool:
+    """Whether another run has finished in a directory."""
+    try:
+        record = place.read_record()
+    except EinlinearError:
+        return False
+    return record is not None and record.id != config.id
+
+
+def _can_be_read(place: RunDirectory) -> bool:
+    try:
+        return place.read_config() is not None
+    except EinlinearError:
+        return False
+
+
+def _put_aside(path: Path) -> None:
+    """Give what cannot stay another name; nothing is lost."""
+    if not path.exists():
+        return
+    count = len(list(path.parent.glob(f"{path.name}.unreadable-*")))
+    aside = path.with_name(f"{path.name}.unreadable-{count + 1}")
+    try:
+        path.replace(aside)
+    except OSError as error:
+        raise cannot_write(aside, error) from error
+
+
 @contextmanager
 def _kept(path: Path) -> Iterator[None]:
-    """Everything that this process prints, C code included, goes to a file meanwhile."""
+    """Everything that this process prints, C code included, goes to a file meanwhile.
+
+    A run does not fail for want of a log: where none can be written, all goes where it would.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+        file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o666)  # less the umask
+    except OSError:
+        yield
+        return
     held = [(number, os.dup(number)) for number in (1, 2)]
     sys.stdout.flush()
     sys.stderr.flush()
