@@ -56,7 +56,7 @@ def sweep(
         out: directory; each run has its own in DIR/runs.
         executor: local processes, this process (inline), a Ray cluster, or Slurm.
         processes: how many runs at once; by cores unless given, on Ray by its room.
-        threads: of each run; by cores unless given.
+        threads: of each run; as many as its steps can use, and cores allow, unless given.
         address: of a Ray cluster; one is started on this machine unless given.
         slurm: settings of Slurm jobs, such as partition=cpu time=120 mem=8G.
         dry_run: stop after the plan; nothing is written.
@@ -151,8 +151,8 @@ def _where(plan: SweepPlan) -> str:
     if plan.placing.executor == "inline":
         return "one after the other in this process"
     nouns = {"local": "processes", "ray": "tasks of Ray", "slurm": "jobs of Slurm"}
-    threads = plan.placing.threads
-    each = "1 thread" if threads == 1 else f"{threads} threads"
+    threads, most = plan.placing.threads, plan.placing.most_threads
+    each = "1 thread" if (threads or most) == 1 else f"{threads or f'up to {most}'} threads"
     by = f"by {nouns[plan.placing.executor]} of {each} each"
     if plan.slots is None:
         return f"as many at once as there is room for, {by}; one after the other"

@@ -238,7 +238,13 @@ def test_processes_and_threads(monkeypatch, runs, given, cores, processes, threa
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
     study = Study("s", {"task": "cifar", "device": "cpu"}, ({"seed": list(range(runs))},))
     placed = place(study, Placing(**given))
-    assert (placed.processes, placed.threads, placed.gpus) == (processes, threads, 0)
+    assert (placed.processes, placed.threads or placed.most_threads, placed.gpus) == (
+        processes,
+        threads,
+        0,
+    )
+    is_chosen_by_runs = "threads" not in given and given.get("executor") in (None, "inline")
+    assert (placed.threads is None) == is_chosen_by_runs
 
 
 def test_a_process_for_every_gpu(monkeypatch, tmp_path):

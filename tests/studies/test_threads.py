@@ -11,10 +11,15 @@ import einlinear as el
 from einlinear.studies import threads as module
 from einlinear.studies.needs import step_macs
 from einlinear.studies.plan_run import plan_run
+from einlinear.studies.sweeps.inline import InlineExecutor
 from einlinear.studies.sweeps.local import _environment
+from einlinear.studies.sweeps.placing import Placing, place
+from einlinear.studies.sweeps.planner import plan_runs
+from einlinear.studies.sweeps.study import Study
+from einlinear.studies.sweeps.sweep import SweepPlan, run_sweep
 from einlinear.studies.threads import choose_threads
 from einlinear.studies.train import train
-from runs import tiny, without_clock
+from runs import TINY, tiny, without_clock
 
 
 @pytest.mark.parametrize(
@@ -114,3 +119,19 @@ def test_the_command_waits_passively_before_it_loads_torch(tmp_path):
         [*command, "--threads", "1"], env=environment, capture_output=True, text=True, timeout=60
     )
     assert ended.stdout == "PASSIVE\n", ended.stderr
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, 1), (2, 2)])
+def test_a_run_of_a_sweep_uses_no_more_than_its_steps_can_use(
+    held, monkeypatch, tmp_path, given, threads
+):
+    """It has a share of three cores, as the environment of its process says."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    study = Study("s", TINY | {"steps": 4, "warmup": 0})
+    placing = place(study, Placing(threads=given))
+    own = given or placing.most_threads
+    assert own == given or own == torch.get_num_threads() == 3
+    plan = SweepPlan(study, tmp_path, plan_runs(study), {}, placing, 1)
+    result = run_sweep(plan, InlineExecutor(), lambda _: None)
+    (record,) = result.records
+    assert record.environment["threads"] == threads

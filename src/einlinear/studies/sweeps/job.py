@@ -23,7 +23,7 @@ class Job:
 
     out: the directory of the sweep, absolute, on a disk that all machines see.
     config: of the run, as JSON has it.
-    threads: of torch; None leaves them as they are.
+    threads: of torch; None is as many as a step can use, of those that torch has there.
     folder: where paths in the config begin.
     after: number and time of change of the claim on the run that was found dead.
     """

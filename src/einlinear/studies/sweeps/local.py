@@ -34,7 +34,7 @@ class LocalExecutor:
 
     Args:
         processes: how many jobs run at once.
-        threads: of each process.
+        threads: that each process has; a job may use fewer.
         gpus: how many there are; process i gets number i modulo this.
     """
 

@@ -30,10 +30,11 @@ class Placing:
         executor: local processes, this process (inline), Ray, or Slurm.
         processes: how many runs at once; chosen by `place` unless given, but for Ray, where it is
             the most that may be, and all that there is room for unless given.
-        threads: of each run; chosen by `place` unless given, but for inline, by the size of a step.
+        threads: of each run. Unless given, local and inline runs choose by the size of a step.
         address: of a Ray cluster; one is started on this machine unless given.
         slurm: settings of Slurm jobs by name, such as {"partition": "cpu", "time": "120"}.
         gpus: of this machine.
+        most_threads: of a local run that chooses for itself; chosen by `place`.
     """
 
     executor: ExecutorName = "local"
@@ -42,6 +43,7 @@ class Placing:
     address: str | None = None
     slurm: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
+    most_threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.executor not in get_args(ExecutorName):
@@ -73,29 +75,32 @@ def place(study: Study, placing: Placing) -> Placing:
     """The same with processes, threads and GPUs chosen for the runs of a study.
 
     Small models gain little from a second thread: as many processes as there are cores, of one
-    thread each. Where there are fewer runs than cores, they share the cores out; there are never
-    more processes than runs. All depends on the runs of the whole study, not on those that are
-    left: a run has the same threads, and so the same rounding, when a sweep goes on. A GPU has one
-    process.
+    thread each. Where there are fewer runs than cores, they share the cores out, and each uses as
+    many of its share as its steps can use; there are never more processes than runs. All depends on
+    the config of a run and on the whole study, not on the runs that are left: a run has the same
+    threads, and so the same rounding, when a sweep goes on. A GPU has one process.
     """
     if placing.executor == "ray":
         return replace(placing, threads=placing.threads or 1)
     num_runs = len(study.cells)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus, most = 0, _MOST_QUEUED  # of Slurm, which knows its machines
-    own_threads: int | None = 1
+    threads, share = placing.threads, None
     if placing.executor == "inline":
-        most, own_threads = 1, None
+        most = 1
     elif placing.executor == "local":
         is_used = any(cell.settings.get("device") != "cpu" for cell in study.cells)
         gpus = count_gpus() if is_used else 0
         most = gpus or cores or 1
-        own_threads = max(1, (cores or 1) // (placing.processes or min(num_runs, most)))
+        share = max(1, (cores or 1) // (placing.processes or min(num_runs, most)))
+    else:
+        threads = threads or 1
     return replace(
         placing,
         processes=min(num_runs, placing.processes or most),
-        threads=placing.threads or own_threads,
+        threads=threads,
         gpus=gpus,
+        most_threads=share,
     )
 
 
@@ -114,7 +119,7 @@ def _make(placing: Placing, out: Path) -> Executor:
         from einlinear.studies.sweeps.inline import InlineExecutor  # torch takes a while to load
 
         return InlineExecutor()
-    processes, threads = placing.processes, placing.threads
+    processes, threads = placing.processes, placing.threads or placing.most_threads
     assert threads is not None, "`place` has chosen"
     if placing.executor == "ray":  # it and Slurm load packages that are extras
         from einlinear.studies.sweeps.on_ray import RayExecutor

@@ -17,7 +17,7 @@ class PlanRequest:
 
     study: as Study.as_dict gives it.
     out: the directory of the sweep, absolute.
-    threads: of torch; None leaves them as they are.
+    threads: of torch; None is as many as a step can use, of those that torch has there.
     is_timed: whether runs may be timed, if none like them has finished.
     is_here: whether they run on this machine; others may have GPUs where this one has none.
     """

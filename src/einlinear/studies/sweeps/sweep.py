@@ -93,7 +93,7 @@ def sweep(
         out: directory of the sweep; run ID goes to out/runs/ID.
         executor: local processes, inline (this process), ray, or slurm.
         processes: how many runs at once; by the machine unless given, on Ray by its room.
-        threads: of each run; by the machine unless given.
+        threads: of each run; by the size of a step and the machine unless given.
         address: of a Ray cluster; one is started on this machine unless given.
         slurm: settings of Slurm jobs by name.
         on_plan: called before the first run.
@@ -155,7 +155,8 @@ def plan_sweep(
     if isinstance(executor, LocalExecutor):
         runs = executor.plan(request)
     else:
-        runs = _plan_here(request) if placing.executor == "inline" else _plan_apart(request)
+        is_inline = placing.executor == "inline"
+        runs = _plan_here(request) if is_inline else _plan_apart(request, placing.most_threads)
     records = all_finished(out, (run.id for run in runs))
     slots = placing.processes if executor is None else executor.slots
     return SweepPlan(study, out, runs, records, placing, slots)
@@ -186,8 +187,8 @@ def _remove_leftovers(path: Path) -> None:
     remove_dead_claims(path)
 
 
-def _plan_apart(request: PlanRequest) -> tuple[PlannedRun, ...]:
-    planner = LocalExecutor(1, request.threads or 1)
+def _plan_apart(request: PlanRequest, most_threads: int | None) -> tuple[PlannedRun, ...]:
+    planner = LocalExecutor(1, request.threads or most_threads or 1)
     try:
         return planner.plan(request)
     finally:
