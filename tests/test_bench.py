@@ -194,6 +194,7 @@ def test_bad_requests(capsys, tmp_path):
         "--structures btt --tokens -1",
         "--structures btt --tokens 0",
         "--structures btt --repeats 0",
+        "--structures btt --repeats 1000000000",
     ):
         with pytest.raises(SystemExit) as stop:
             main(["bench", "--out", str(tmp_path), *words.split()])

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from einlinear.errors import EinlinearError
+from einlinear.structures.values import whole_number
 from einlinear.terminal import columns, console, facts_table, fitted, save, wrapped, write
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _COLUMNS = (
     "limit: the speed if both compute equally many FLOPs per second, above it if nn.Linear "
     "computes fewer; from - to: four fifths of the rounds"
 )
+_MOST_REPEATS = 10_000
 
 
 def bench(
@@ -72,6 +74,7 @@ def bench(
         active: how many experts each token uses, with --experts; 2 unless given.
         compare: bench.json of another run; a column shows the speed as a multiple of its speed.
     """
+    whole_number(repeats, "repeats", 1, _MOST_REPEATS)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what measures memory is talkative
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch  # torch and the layers take a while to load

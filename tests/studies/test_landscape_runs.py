@@ -17,6 +17,7 @@ from torch import nn
 
 import einlinear as el
 from einlinear.cli import main
+from einlinear.studies import landscape_train
 from einlinear.studies.images import load_images
 from einlinear.studies.landscape_runs import Run
 from einlinear.studies.landscape_sweep import read_results
@@ -80,6 +81,29 @@ def test_the_command(whole, capsys):
     ):  # of two rates each is an end
         assert f"{name}: cannot be told; widen {flag}. " in captured.out
     assert (whole / "landscape.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ("--steps 1000000000", "steps 1000000000: a run would need 64 GB for the numbers of its"),
+        ("--batch 1000000000", "batch 1000000000: a run would need 576 GB for its activations"),
+        ("--widths 1000000", "widths 1000000: a run would need 32,00"),
+        (
+            "--structures low_rank(rank=1000000000)",
+            "structures low_rank(rank=1000000000): a run would need 1,024 GB for its weights",
+        ),
+        ("--processes 100000", "processes is 100000"),
+    ],
+)
+def test_settings_that_are_too_large(options, what, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(landscape_train, "memory_bytes", lambda: 24 * 10**9)
+    with pytest.raises(SystemExit) as ended:
+        main(["landscape", "--out", str(tmp_path), *OPTIONS, *options.split()])
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"einlinear: {what}")
+    assert [line.split()[0] for line in lines[1:]] == ["rule:", "fix:"]
 
 
 def children(pid):

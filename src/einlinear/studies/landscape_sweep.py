@@ -16,12 +16,11 @@ import torch
 
 from einlinear.errors import EinlinearError, cannot_write, quote, reason
 from einlinear.files import parse_object
-from einlinear.structures.values import whole_number
 from einlinear.studies.images import load_images
 from einlinear.studies.landscape import Landscape, make_landscape
 from einlinear.studies.landscape_runs import LandscapeConfig, Run, RunResult, cost, plan_runs
-from einlinear.studies.landscape_train import TensorImages, train_run
-from einlinear.studies.workers import Progress, worker_pool
+from einlinear.studies.landscape_train import TensorImages, check_memory, train_run
+from einlinear.studies.workers import Progress, count_processes, worker_pool
 
 RESULTS = "landscape.jsonl"
 _SCHEMA = 1
@@ -48,13 +47,14 @@ def landscape(
         processes: how many runs at once, on one thread each.
         on_progress: called at the start and after every run.
     """
-    processes = whole_number(processes, "processes", 1)
+    processes = count_processes(processes)
     images = load_images(data, config.pool)
     runs = plan_runs(config, images.fingerprint)
     costs = {run: cost(run, images.train_x.shape[1]) for run in runs}
     with _opened(Path(out) / RESULTS) as (file, held):
         known = {run: result for run, result in held.items() if run in costs}
         missing = sorted((run for run in runs if run not in known), key=lambda run: -costs[run])
+        check_memory(missing, images)
         total = sum(costs.values())
 
         def report() -> None:

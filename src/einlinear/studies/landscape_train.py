@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from time import perf_counter
@@ -10,14 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from einlinear.errors import EinlinearError
+from einlinear.machine import memory_bytes
 from einlinear.models.convert import convert_
 from einlinear.models.facts import find_facts
 from einlinear.models.groups import param_groups
 from einlinear.models.init import Start, apply_init_, init_
 from einlinear.models.mlp import MLP
+from einlinear.structures.plan import make_plan
+from einlinear.structures.text import parse
 from einlinear.studies.images import Images
-from einlinear.studies.landscape_runs import Run, RunResult
+from einlinear.studies.landscape_runs import LandscapeConfig, Run, RunResult
 
+_FLOAT = 4  # bytes of a number
 _GIVE_UP = 2.0  # times the loss at the start
 _PATIENCE = 2  # tenths of the steps in which a loss may be high
 
@@ -42,6 +48,52 @@ class TensorImages:
             test_y=torch.from_numpy(images.test_y),
             num_classes=images.num_classes,
         )
+
+
+def check_memory(runs: Iterable[Run], images: Images) -> None:
+    """Refuse runs of which one needs more memory than this machine has, by a low estimate."""
+    have = memory_bytes()
+    if have is None:
+        return
+    for run in {(run.structure, run.width): run for run in runs}.values():
+        _check_run(run, images, have)
+
+
+def _check_run(run: Run, images: Images, have: int) -> None:
+    """Names the setting that is farthest above the usual, in the part that needs the most."""
+    usual = LandscapeConfig()
+    d_in, width = images.train_x.shape[1], run.width
+    inner = make_plan(parse(run.structure), width, width).params
+    weights = (d_in + images.num_classes) * width + 2 * inner
+    steps, batch = run.steps / usual.steps, run.batch / usual.batch
+    widths, ranks = width / max(usual.widths), inner / width**2
+    parts: dict[str, tuple[int, dict[str, float]]] = {
+        "the numbers of its images": (8 * run.steps * run.batch, {"steps": steps, "batch": batch}),
+        "its activations": (
+            _FLOAT * run.batch * (d_in + 3 * width),
+            {"batch": batch, "widths": widths},
+        ),
+        # And their gradients and two moments.
+        "its weights": (4 * _FLOAT * weights, {"widths": widths, "structures": ranks}),
+    }
+    if sum(size for size, _ in parts.values()) <= have:
+        return
+    part = max(parts, key=lambda part: parts[part][0])
+    size, excess = parts[part]
+    name = max(excess, key=lambda name: excess[name])
+    given = {"widths": width, "structures": run.structure}.get(name, getattr(run, name, None))
+    fixes = {
+        "widths": "give smaller widths, such as 64 256 1024",
+        "structures": "give a smaller rank, or other structures",
+    }
+    raise EinlinearError(
+        what=f"{name} {given}: a run would need {size / 1e9:,.0f} GB for {part}; this machine has "
+        f"{have / 1e9:,.0f} GB",
+        rule="a run of a landscape needs memory for its batches, weights and activations",
+        fix=fixes.get(
+            name, f"give a smaller number; {name} is {getattr(usual, name)} unless given"
+        ),
+    )
 
 
 def train_run(run: Run, images: TensorImages) -> RunResult:

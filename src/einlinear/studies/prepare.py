@@ -29,12 +29,11 @@ from einlinear.studies.token_parts import (
 )
 from einlinear.studies.tokens import SHARE, check_share
 from einlinear.studies.vocabulary import check_rule, open_vocabulary
-from einlinear.studies.workers import Progress, worker_pool
+from einlinear.studies.workers import Progress, count_processes, worker_pool
 
 CHUNK = 4 * 2**20
 """About how many bytes of text a part is made of."""
 LONGEST_CHUNK = 2**30
-MOST_PROCESSES = 1024
 
 _MEGABYTE = 10**6
 
@@ -72,7 +71,7 @@ def prepare(
     settings = Settings(open_vocabulary(vocabulary).name, check_rule(rule), share)
     if processes is None:
         processes = os.cpu_count() or 1
-    processes = whole_number(processes, "processes", 1, MOST_PROCESSES)
+    processes = count_processes(processes)
     chunk_bytes = whole_number(chunk_bytes, "chunk_bytes", 1, LONGEST_CHUNK)
     uses = [("train", source) for source in find_sources(sources)]
     if validation is not None:

@@ -16,6 +16,9 @@ from threading import Thread
 from typing import Any
 
 from einlinear.errors import EinlinearError
+from einlinear.structures.values import whole_number
+
+MOST_PROCESSES = 1024
 
 _MOST_BYTES = 8192  # of what a process is started with; every system's pipes hold more
 
@@ -30,6 +33,11 @@ class Progress:
     done: int
     total: int
     share: float
+
+
+def count_processes(given: object) -> int:
+    """How many processes share the work, as a user has given it."""
+    return whole_number(given, "processes", 1, MOST_PROCESSES)
 
 
 @contextmanager
