@@ -24,13 +24,15 @@ from runs import TINY, tiny
 
 GB = 10**9
 HUGE = 10**9
+PLAIN = {"context": None, "head_size": None}  # no attention
+DEEP = {"width": 32, "depth": 16, "teacher_width": 4, "teacher_depth": 2}
 REGRESSION = {"task": "regression", "device": "cpu"}
 
 # Settings, the one that is named, and for what it would need too much.
 TOO_LARGE = [
     ({"width": HUGE}, "width=1000000000", "more than 9.22 EB for the weights"),
     ({"width": HUGE, "structure": "btt"}, "width=1000000000", "more than 9.22 EB for the weights"),
-    ({"width": 160_000}, "width=160000", "14.7 TB for the weights"),
+    ({"width": 160_000}, "width=160000", "12.3 TB for the weights"),
     ({"task": "cifar", "width": 10**6}, "width=1000000", "32.0 TB for the weights"),
     ({"depth": HUGE}, "depth=1000000000", "8.39 PB for the activations of a batch"),
     (
@@ -39,13 +41,13 @@ TOO_LARGE = [
         "8.39 PB for the activations of a batch",
     ),
     ({"task": "cifar", "depth": HUGE}, "depth=1000000000", "264 TB for the weights"),
-    ({"num_experts": HUGE}, "num_experts=1000000000", "2.39 PB for the weights"),
-    ({"num_experts": HUGE, "experts": "ffn"}, "num_experts=1000000000", "1.58 PB for the weights"),
+    ({"num_experts": HUGE}, "num_experts=1000000000", "1.99 PB for the weights"),
+    ({"num_experts": HUGE, "experts": "ffn"}, "num_experts=1000000000", "1.31 PB for the weights"),
     ({"batch_size": HUGE}, "batch_size=1000000000", "573 TB for the activations of a batch"),
     (
         {"structure": "low_rank(rank=1000000000)"},
         "structure=low_rank(rank=1000000000)",
-        "55.3 TB for the weights",
+        "46.1 TB for the weights",
     ),
     ({"context": HUGE}, "context=1000000000", "287 TB for the activations of a batch"),
     (REGRESSION | {"teacher_depth": HUGE}, "teacher_depth=1000000000", "4.19 PB for the teacher"),
@@ -138,19 +140,19 @@ def test_costs_do_not_depend_on_data_that_is_made():
         {"num_experts": 3},
         {"precision": "bfloat16"},
         {"task": "pixels", "context": None, "width": 32},
-        {"task": "regression", "context": None, "head_size": None, "batch_size": 512},
-        {"task": "cifar", "context": None, "head_size": None},
+        PLAIN | {"task": "regression", "batch_size": 512},
+        PLAIN | {"task": "regression", "batch_size": 4096, "precision": "bfloat16"} | DEEP,
+        PLAIN | {"task": "cifar"},
     ],
     ids=str,
 )
 def test_needs_are_below_what_was_measured(settings):
     """A run is refused only if it cannot work; what it needs is no less than an eighth of it."""
-    config = tiny(**settings | {"steps": 1, "warmup": 0, "eval_points": 1, "batch_size": 64})
+    config = tiny(**{"batch_size": 64} | settings | {"steps": 1, "warmup": 0, "eval_points": 1})
     record = train(config)
     measured = ("the weights", "the activations of a batch", "the teacher's answers")
     held = [part.bytes for part in needs(config) if part.name in measured]
-    extra = 4 * record.counts.params * bool(config.ema)  # held while the average is in use
-    assert record.peak_bytes / 8 < sum(held) - extra < record.peak_bytes
+    assert record.peak_bytes / 8 < sum(held) < record.peak_bytes
 
 
 def test_memory_of_machines(tmp_path, monkeypatch):
