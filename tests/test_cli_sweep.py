@@ -98,7 +98,10 @@ def test_a_run_that_fails_is_tried_twice_and_shown(capsys, tmp_path, study):
     code, printed, err = run(capsys, "sweep", str(study), "--out", str(out), "--executor", "inline")
     assert code == 1
     assert "3 runs have a record, 0 of them diverged; 1 failed" in printed
-    assert f"failed: {broken.name} width 16, seed 0\n  {broken / 'metrics.jsonl'} is not a file" in printed
+    assert (
+        f"failed: {broken.name} width 16, seed 0\n  {broken / 'metrics.jsonl'} is not a file"
+        in printed
+    )
     assert f"log: {broken / 'log.txt'}" in printed
     assert "give the same command again" in printed
     assert f"failed    {broken.name} width 16, seed 0:" in err

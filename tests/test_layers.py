@@ -35,6 +35,7 @@ ORDER = [
     "layers.execute",
     "layers.norm",
     "layers.computed",
+    "layers.room",
     "layers.linear",
     "layers.grouped",
     "layers.experts",

@@ -101,6 +101,19 @@ def test_outputs_and_gradients(structure, widths, experts, num_tokens, flags):
     assert_right(layer, torch.randn(num_tokens, widths[0], dtype=torch.float64))
 
 
+def test_mixtures_for_which_there_is_no_memory():
+    with pytest.raises(el.EinlinearError) as told:
+        el.MoELinear(64, 64, structure=el.btt(), num_experts=10**9, num_active=2)
+    assert told.value.what == (
+        "a mixture of 1000000000 experts from 64 to 64 has 1,088,000,000,000 weights, for which "
+        "there is no memory"
+    )
+    with pytest.raises(el.EinlinearError, match=r"from 10000000 to 10000000 has .* no memory"):
+        el.MoELinear(10**7, 10**7, structure="dense", num_experts=4)
+    with pytest.raises(el.EinlinearError, match=r"has 128,064,000,000,000 weights"):
+        el.MoEFeedForward(64, 1000, num_experts=10**9)
+
+
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ["dense", "btt(rank=2)", "generic", "btt(num_factors=3)"])
 def test_every_way_to_multiply(name, how, monkeypatch):

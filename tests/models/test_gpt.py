@@ -360,3 +360,26 @@ def test_a_full_cache():
         model(tokens(length=5), caches)
     assert caches[0].length == 20
     assert model(tokens(length=4), caches).shape == (3, 4, 17)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"width": 10**8}, "width or depth"),
+        ({"context": 10**12}, "context or width"),
+        ({"vocab_size": 10**12}, "vocab_size or width"),
+    ],
+    ids=str,
+)
+def test_weights_for_which_there_is_no_memory(settings, fix):
+    given = {"vocab_size": 96, "context": 16, "width": 64, "depth": 2, "head_size": 8} | settings
+    with pytest.raises(el.EinlinearError) as told:
+        el.GPT(**given)
+    assert told.value.what.startswith(f"a GPT of vocab_size={given['vocab_size']}, ")
+    assert f"{next(iter(settings))}={next(iter(settings.values()))}" in told.value.what
+    assert told.value.fix == f"give a smaller {fix}, or another device or dtype"
+
+
+def test_a_model_of_too_many_blocks():
+    with pytest.raises(el.EinlinearError, match="depth is 1000000000"):
+        el.GPT(96, context=16, width=64, depth=10**9)

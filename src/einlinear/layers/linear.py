@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ from einlinear.layers import compiled
 from einlinear.layers.computed import read_only
 from einlinear.layers.execute import choose_variant, dense_weight, fitting_variants, multiply
 from einlinear.layers.norm import multiply_direct, normalised
+from einlinear.layers.room import room_for
 from einlinear.layers.scaling import Scaling, factor_scaling, vector_scaling
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
 
-_NO_MEMORY = ("memory", "overflow", "allocate")  # words of torch where a tensor is too large
 _MOST_VARIANTS = 4096  # numbers of tokens whose variant a layer remembers
 
 
@@ -61,15 +62,11 @@ class EinsumLinear(nn.Module):
         self._call: compiled.Inference | None = None
         self._names = [step.factor for step in self.plan.steps]
         self._stds = [scaling[name].init_std for name in self._names]
-        for name, shape in self.plan.factor_shapes.items():
-            try:
-                weight = torch.empty(shape, device=device, dtype=dtype)
-            except (RuntimeError, MemoryError) as error:
-                if not any(word in str(error).lower() for word in _NO_MEMORY):
-                    raise
-                raise _no_room(self.plan) from error
-            self.register_parameter(name, nn.Parameter(weight))
-        empty = torch.empty(self.out_features, device=device, dtype=dtype)
+        with _room(self.plan):
+            for name, shape in self.plan.factor_shapes.items():
+                empty = torch.empty(shape, device=device, dtype=dtype)
+                self.register_parameter(name, nn.Parameter(empty))
+            empty = torch.empty(self.out_features, device=device, dtype=dtype)
         self.bias = nn.Parameter(empty) if bias else None
         self.reset_parameters()
 
@@ -235,14 +232,9 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if is_cast else tensor
 
 
-def _no_room(plan: Plan) -> EinlinearError:
-    """What to raise where the weights of a plan find no memory."""
-    return EinlinearError(
-        what=f"a layer of {plan.structure} from {plan.d_in} to {plan.d_out} has {plan.params:,} "
-        "weights, for which there is no memory",
-        rule="the weights of a layer fit into the memory of its device",
-        fix="give a smaller rank or width, or another device or dtype",
-    )
+def _room(plan: Plan) -> AbstractContextManager[None]:
+    name = f"a layer of {plan.structure} from {plan.d_in} to {plan.d_out}"
+    return room_for(name, plan.params, "give a smaller rank or width")
 
 
 def _not_replaced() -> EinlinearError:

@@ -8,6 +8,7 @@ Legend: x_td rows of input, y_te rows of output, experts_tk and weights_tk of ea
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from einlinear.layers.execute import dense_weight
 from einlinear.layers.expert_operators import multiply_experts
 from einlinear.layers.experts import Pairs, normalised_experts, sort_pairs
 from einlinear.layers.mixture import is_mixable, mix
+from einlinear.layers.room import room_for
 from einlinear.layers.routing import Gate, Routed
 from einlinear.layers.scaling import Scaling, factor_scaling, matrix_scaling, vector_scaling
 from einlinear.structures.named import dense
@@ -72,12 +74,14 @@ class MoELinear(Routed):
         self._names = [step.factor for step in self.plan.steps]
         self._stds = [scaling[name].init_std for name in self._names]
         self.expert_names = tuple(self.plan.factor_shapes)
-        for name, shape in self.plan.factor_shapes.items():
-            empty = torch.empty((self.num_experts, *shape), device=device, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(empty))
-        empty = torch.empty(self.out_features, device=device, dtype=dtype)
+        weights = self.num_experts * (self.plan.params + self.in_features)
+        with _room(self.num_experts, self.in_features, self.out_features, weights):
+            for name, shape in self.plan.factor_shapes.items():
+                empty = torch.empty((self.num_experts, *shape), device=device, dtype=dtype)
+                self.register_parameter(name, nn.Parameter(empty))
+            empty = torch.empty(self.out_features, device=device, dtype=dtype)
+            self.gate = Gate(self.in_features, self.num_experts, device=device, dtype=dtype)
         self.bias = nn.Parameter(empty) if bias else None
-        self.gate = Gate(self.in_features, self.num_experts, device=device, dtype=dtype)
         self.reset_parameters()
 
     @property
@@ -210,11 +214,12 @@ class MoEFeedForward(Routed):
         def stacked(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(num_experts, *shape, device=device, dtype=dtype))
 
-        self.up, self.down = stacked(d_model, d_hidden), stacked(d_hidden, d_model)
-        self.up_bias = stacked(d_hidden) if bias else None
-        self.down_bias = stacked(d_model) if bias else None
+        with _room(num_experts, d_model, d_hidden, num_experts * d_model * (2 * d_hidden + 1)):
+            self.up, self.down = stacked(d_model, d_hidden), stacked(d_hidden, d_model)
+            self.up_bias = stacked(d_hidden) if bias else None
+            self.down_bias = stacked(d_model) if bias else None
+            self.gate = Gate(d_model, self.num_experts, device=device, dtype=dtype)
         self.expert_names = ("up", "down", "up_bias", "down_bias") if bias else ("up", "down")
-        self.gate = Gate(d_model, self.num_experts, device=device, dtype=dtype)
         self.reset_parameters()
 
     @property
@@ -278,6 +283,11 @@ class MoEFeedForward(Routed):
             f"num_experts={self.num_experts}{self._shard_repr()}, num_active={self.num_active}, "
             f"activation={self.activation!r}, bias={self.up_bias is not None}"
         )
+
+
+def _room(num_experts: int, d_in: int, d_out: int, weights: int) -> AbstractContextManager[None]:
+    name = f"a mixture of {num_experts} experts from {d_in} to {d_out}"
+    return room_for(name, weights, "give fewer experts, or a smaller rank or width")
 
 
 def _check(x: Tensor, weight: Tensor, width: int) -> None:

@@ -7,6 +7,7 @@ A tensor's suffix names its axes: b batch, h heads, i tokens that are read, j to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from math import inf, isfinite, sqrt
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -15,11 +16,15 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from einlinear.errors import EinlinearError, quote
+from einlinear.layers.room import room_for
 from einlinear.layers.scaling import EMBEDDING_STD, Scaling, embedding_scaling
 from einlinear.models.init import init_
 from einlinear.structures.values import whole_number
 
 Positions = Literal["learned", "rotary", "alibi"]
+
+MOST_BLOCKS = 10_000
+"""Of a model: more would take minutes to make, whatever their width."""
 
 _HEAD_SIZE = 64
 _TIED_WIDTH = 64  # the width at which a tied head gives its logits as they are
@@ -75,26 +80,40 @@ class GPT(nn.Module):
         self.vocab_size = whole_number(vocab_size, "vocab_size", 1)
         self.context = whole_number(context, "context", 1)
         self.width = whole_number(width, "width", 1)
-        self.depth = whole_number(depth, "depth", 1)
+        self.depth = whole_number(depth, "depth", 1, MOST_BLOCKS)
         self.num_heads = _count_heads(self.width, head_size, num_heads)
         self.head_size = self.width // self.num_heads
         self.positions = _checked_positions(positions, self.head_size)
         self.tied = tied
-        to: Any = {"device": device, "dtype": dtype}
+        with self._room():
+            self._build(embedding_std, {"device": device, "dtype": dtype})
+        if not self.head.weight.is_meta:
+            init_(self)
+
+    def _build(self, embedding_std: float, to: dict[str, Any]) -> None:
         self.embedding = Embedding(self.vocab_size, self.width, embedding_std, **to)
-        is_learned = positions == "learned"
-        places = Embedding(self.context, self.width, embedding_std, **to) if is_learned else None
-        self.places: Embedding | None = places
+        self.places: Embedding | None = None
+        if self.positions == "learned":
+            self.places = Embedding(self.context, self.width, embedding_std, **to)
         scale = sqrt(3 / self.depth)
         self.blocks = nn.ModuleList(
             Block(self.width, self.num_heads, scale, **to) for _ in range(self.depth)
         )
         self.norm = nn.LayerNorm(self.width, bias=False, **to)
         self.head = nn.Linear(self.width, self.vocab_size, bias=False, **to)
-        if tied:
+        if self.tied:
             self.head.weight = self.embedding.weight
-        if not self.head.weight.is_meta:
-            init_(self)
+
+    def _room(self) -> AbstractContextManager[None]:
+        parts = {
+            "width or depth": 12 * self.depth * self.width**2,
+            "vocab_size or width": (1 if self.tied else 2) * self.vocab_size * self.width,
+            "context or width": self.context * self.width * (self.positions == "learned"),
+        }
+        name = f"a GPT of vocab_size={self.vocab_size}, context={self.context}, "
+        name += f"width={self.width}, depth={self.depth}"
+        largest = max(parts, key=lambda part: parts[part])
+        return room_for(name, sum(parts.values()), f"give a smaller {largest}")
 
     def layer_roles(self) -> dict[str, str]:
         """The head, which starts at zero unless it is tied."""

@@ -9,6 +9,7 @@ from math import log
 import torch
 
 from einlinear.errors import EinlinearError, quote
+from einlinear.layers.room import NoRoomError
 from einlinear.machine import memory_bytes
 from einlinear.studies.build import make_shape
 from einlinear.studies.config import RunConfig
@@ -62,8 +63,8 @@ def count_shape(config: RunConfig, sizes: tuple[int, int], length: int) -> Count
         if config.depth <= 3:
             return counted(config.depth)
         two, three = counted(2), counted(3)  # an MLP of depth 1 has no block
-    except (RuntimeError, OverflowError, TypeError) as error:
-        if "overflow" not in str(error).lower():
+    except (RuntimeError, OverflowError, TypeError, NoRoomError) as error:
+        if not isinstance(error, NoRoomError) and "overflow" not in str(error).lower():
             raise
         need = Need("the weights", _MOST, _weight_growth(config, sizes))
         raise _too_large(config, [need], f"torch can address {amount(_MOST)}B") from error
@@ -192,7 +193,7 @@ def _structure_excess(config: RunConfig, sizes: tuple[int, int]) -> float:
     try:
         with torch.device("meta"):
             own, dense = (count(make_shape(c, sizes), 1).params for c in (small, plain))
-    except (RuntimeError, OverflowError, TypeError):
+    except (RuntimeError, OverflowError, TypeError, NoRoomError):
         return 0.0
     return log(own / dense)
 
