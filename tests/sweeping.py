@@ -134,6 +134,9 @@ class ForkedPopen:
     def kill(self):
         self._process.kill()
 
+    def terminate(self):
+        self._process.terminate()
+
     def wait(self, timeout=None):
         self._process.join(timeout)
         if self._process.exitcode is None:

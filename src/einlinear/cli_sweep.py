@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -66,13 +67,17 @@ def sweep(
     if dry_run:
         _print_plan(_plan(loaded, out, placing))
         return
-    with opened(placing, out) as where:
-        plan = _plan(loaded, out, placing, where)
-        prepare_directory(loaded, out)
-        _print_plan(plan)
-        labels = {run.id: run.label for run in plan.runs}
-        with sweep_display(console(), labels) as show:
-            result = run_sweep(plan, where, show)
+    try:
+        with opened(placing, out) as where:
+            plan = _plan(loaded, out, placing, where)
+            prepare_directory(loaded, out)
+            _print_plan(plan)
+            labels = {run.id: run.label for run in plan.runs}
+            with sweep_display(console(), labels) as show:
+                result = run_sweep(plan, where, show)
+    except KeyboardInterrupt:
+        print("note: what is done is kept; run the same command again to continue", file=sys.stderr)
+        raise
     _print_result(result)
     if result.failures:
         raise SystemExit(1)

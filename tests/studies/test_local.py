@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
 import sysconfig
 from dataclasses import replace
 from queue import SimpleQueue
+from time import monotonic
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +25,7 @@ from einlinear.studies.sweeps.local import LocalExecutor
 from einlinear.studies.sweeps.plan import PlanRequest
 from einlinear.studies.sweeps.study import Study
 from einlinear.studies.train import train
+from jobs import wait_for
 from runs import tiny
 
 # Half an answer, the other half, and a pipe that ends long before its process does.
@@ -51,6 +54,19 @@ asked = json.loads(sys.stdin.readline())["job"]
 print('more\\n{"id": 1}\\n' + '{"a":' * 100_000)
 print(json.dumps({"id": asked["id"], "end": "done"}), flush=True)
 sys.stdin.readline()
+"""
+SAVES = """
+import signal
+job = json.loads(sys.stdin.readline())["job"]
+path = job["out"] + "/" + job["id"]
+def save(number, frame):
+    open(path + "-saved", "w").close()
+    if job["id"] != "stays":
+        os._exit(0)
+signal.signal(signal.SIGTERM, save)
+open(path + "-began", "w").close()
+while True:
+    time.sleep(60)
 """
 SRC = local.package_path()["PYTHONPATH"]
 HANGS = """
@@ -109,6 +125,20 @@ def test_last_words_of_a_worker(executor):
     ended = outcome(executor)
     assert ended.end == "killed"
     assert ended.text == "the process of the run ended with code 3\nsome last words\n"
+
+
+@pytest.mark.parametrize("name", ["leaves", "stays"])
+@pytest.mark.parametrize("executor", [SAVES], indirect=True)
+def test_runs_under_way_may_save_before_they_are_ended(executor, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_SECONDS_TO_SAVE", 60.0 if name == "leaves" else 0.2)
+    executor.start(job(name, tmp_path))
+    wait_for((tmp_path / f"{name}-began").exists)
+    (worker,) = executor._busy
+    begin = monotonic()
+    executor.close()
+    assert monotonic() - begin < 10
+    assert (tmp_path / f"{name}-saved").exists()
+    assert worker.process.returncode == (0 if name == "leaves" else -signal.SIGKILL)
 
 
 @pytest.mark.parametrize("executor", [PLANS], indirect=True)

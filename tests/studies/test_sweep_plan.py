@@ -275,6 +275,7 @@ def test_each_process_sees_its_gpu(monkeypatch):
     [
         ({"executor": "cloud"}, "executor is 'cloud'"),
         ({"processes": 0}, "processes"),
+        ({"processes": 100_000}, "processes is 100000"),
         ({"threads": -1}, "threads"),
         ({"executor": "inline", "processes": 2}, "processes are 2, the executor inline"),
         ({"address": "auto"}, "address is 'auto', the executor local"),

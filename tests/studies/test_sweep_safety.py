@@ -135,6 +135,7 @@ def test_twelve_runs_and_many_deaths(tmp_path, reference):
         assert process.exitcode in (130, 0)  # 0 if all was done
         assert process.exitcode == 0 or not workers(out)
         assert process.exitcode == 0 or "interrupted" in printed_file(out).read_text()
+        assert process.exitcode == 0 or "same command again" in printed_file(out).read_text()
     code, printed = swept(study, out, *TWO)
     assert code == 0, printed
     assert_same(out, whole)

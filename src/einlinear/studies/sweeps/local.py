@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -23,6 +24,7 @@ from einlinear.studies.sweeps.plan import PlannedRun, PlanRequest
 
 _LAST_CHARACTERS = 2000  # of what a worker said before it died
 _SECONDS_TO_LEAVE = 5.0
+_SECONDS_TO_SAVE = 2.0  # a user who presses Ctrl-C waits for it
 _PLAN = ("runs", "wrong", "raised")  # what an answer to a request for a plan has one of
 
 SILENT_SECONDS = 300.0
@@ -103,11 +105,15 @@ class LocalExecutor:
         return outcomes
 
     def close(self) -> None:
-        """End all processes; runs that were under way go on from their last checkpoint."""
-        workers = [*self._idle, *self._busy]
-        for worker in workers:
+        """End all processes; runs that are under way save a checkpoint, if they are quick."""
+        for worker in self._busy:
+            worker.process.terminate()
+        for worker in self._idle:
             worker.process.kill()
-        for worker in workers:
+        end = monotonic() + _SECONDS_TO_SAVE
+        for worker in self._busy:
+            worker.wait(end - monotonic())
+        for worker in [*self._idle, *self._busy]:
             self._end(worker)
         self._idle, self._busy = [], []
         self._selector.close()
@@ -235,6 +241,11 @@ class _Worker:
         self._errors.seek(max(0, self._errors.tell() - _LAST_CHARACTERS))
         said = self._errors.read().decode(errors="replace").strip()
         return f"the process {whose} {how}\n" + (f"{said}\n" if said else "")
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long for the process to end."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, seconds))
 
     def end(self) -> None:
         """Let the process go, at once."""

@@ -16,6 +16,7 @@ from einlinear.structures.values import whole_number
 from einlinear.studies.sweeps.executor import Executor
 from einlinear.studies.sweeps.local import LocalExecutor
 from einlinear.studies.sweeps.study import Study
+from einlinear.studies.workers import count_processes
 
 ExecutorName = Literal["local", "inline", "ray", "slurm"]
 
@@ -55,6 +56,8 @@ class Placing:
         for name in ("processes", "threads"):
             if getattr(self, name) is not None:
                 whole_number(getattr(self, name), name, 1)
+        if self.executor == "local" and self.processes is not None:
+            count_processes(self.processes)
         if self.executor == "inline" and (self.processes or 1) > 1:
             raise EinlinearError(
                 what=f"processes are {self.processes}, the executor inline",
