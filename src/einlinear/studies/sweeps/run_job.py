@@ -86,8 +86,8 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
 def _check(place: RunDirectory, config: RunConfig) -> None:
     """Refuse a directory in which another run has finished; put a damaged config.json aside.
 
-    The folder has the id of the run for its name, and the sweep knows the config. One digit that is
-    damaged makes it another config; but the checkpoints may be of another run then, and go too.
+    The folder has the id of the run for its name, and the sweep knows the config. Checkpoints know
+    theirs, too.
     """
     try:
         place.check(config)
@@ -95,8 +95,6 @@ def _check(place: RunDirectory, config: RunConfig) -> None:
     except EinlinearError:
         if place.path.name != config.id or _has_another(place, config) or is_locked(place.path):
             raise
-    if _can_be_read(place):
-        _put_aside(place.checkpoints)
     _put_aside(place.path / CONFIG)
 
 
@@ -107,13 +105,6 @@ def _has_another(place: RunDirectory, config: RunConfig) -> bool:
     except EinlinearError:
         return False
     return record is not None and record.id != config.id
-
-
-def _can_be_read(place: RunDirectory) -> bool:
-    try:
-        return place.read_config() is not None
-    except EinlinearError:
-        return False
 
 
 def _put_aside(path: Path) -> None:
