@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -199,6 +200,12 @@ TARGETS = {"train": Train, "sweep": Sweep, "prepare": Prepare, "landscape": Land
 # Files that tell of kills, which a command that nobody disturbs does not have.
 TOLD = ("failures.jsonl", "log.txt")
 
+# What Python itself says in a worker whose command was killed while it started the worker.
+ORPHAN = re.compile(
+    r"Traceback \(most recent call last\):\n  File \"<string>\", line 1, in <module>\n"
+    r"(  .*\n)*(EOFError|_pickle\.UnpicklingError): .*\n"
+)
+
 
 def _stamps(paths):
     """What changes if a file is written again."""
@@ -279,7 +286,8 @@ def _check(target, out, whole, tally):
     extra = [name for name in extra if Path(name).name not in TOLD]
     tally.leftovers += [f"{out}/{name}" for name in sorted(extra)]
     log = Path(f"{out}.printed") if Path(f"{out}.printed").exists() else out.with_suffix(".log")
-    if log.exists() and "Traceback" in log.read_text(encoding="utf-8", errors="replace"):
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    if "Traceback" in ORPHAN.sub("", text):
         tally.lost.append(f"a traceback in {log}")
 
 
