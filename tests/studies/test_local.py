@@ -340,7 +340,7 @@ def test_a_record_that_cannot_be_read_now_is_left_alone(tmp_path):
     (given.directory / "record.json").mkdir(parents=True)  # no file can be read there
     ended = run_job.run_job(given, is_alone=False)
     assert ended.end == "error"
-    assert "cannot read" in ended.text
+    assert "record.json is not a file" in ended.text
     assert (given.directory / "record.json").is_dir()
 
 
