@@ -33,7 +33,7 @@ def source(tmp_path_factory):
 def build(source, kind, **environment):
     """The name of what was built, and what was said."""
     command = [sys.executable, "-c", BUILD.format(kind)]
-    environment = os.environ | environment
+    environment = os.environ | {"EINLINEAR_NO_ENGINE": ""} | environment
     done = subprocess.run(
         command, cwd=source, env=environment, capture_output=True, text=True, check=False
     )
