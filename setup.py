@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-FOLDER = "src/einlinear/layers"
+FOLDER = "src/einlinear/layers/engine"
 FLAGS = ["-std=gnu11", "-O3", "-g0", "-ffp-contract=fast", "-fvisibility=hidden"]
 SECONDS = 20  # that compiling takes, about
 
@@ -81,9 +81,9 @@ class EngineWheel(bdist_wheel):
 setup(
     ext_modules=[
         Extension(
-            "einlinear.layers._engine",
-            sources=[f"{FOLDER}/engine.c"],
-            depends=[f"{FOLDER}/engine_kernel.h", f"{FOLDER}/engine_experts.h"],
+            "einlinear.layers.engine._engine",
+            sources=sorted(map(str, Path(FOLDER).glob("*.c"))),
+            depends=sorted(map(str, Path(FOLDER).glob("*.h"))),
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             optional=True,

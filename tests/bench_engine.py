@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 
 import einlinear as el
-from einlinear.layers import engine
+from einlinear.layers.engine import binding
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 STRUCTURES = {
@@ -51,10 +51,12 @@ def measure(name, width, tokens=2048, repeats=5):
         torch.mm(grad_y.t(), x, out=grad_w)
 
     def forward():
-        engine.forward(plan, "float32", tokens, *rows, at, 0, y.data_ptr(), width, threads=threads)
+        binding.call_forward(
+            plan, "float32", tokens, *rows, at, 0, y.data_ptr(), width, threads=threads
+        )
 
     def backward():
-        engine.backward(
+        binding.call_backward(
             plan, "float32", tokens, *rows, at, grad_y.data_ptr(), width, grad_x.data_ptr(), width,
             [g.data_ptr() for g in grads], 0, threads=threads,
         )  # fmt: skip
@@ -70,7 +72,7 @@ def main():
     if len(sys.argv) > 2:
         torch.set_num_threads(int(sys.argv[2]))
     names = sys.argv[3].split(",") if len(sys.argv) > 3 else STRUCTURES
-    print(engine.status(), torch.get_num_threads(), "threads")
+    print(binding.status(), torch.get_num_threads(), "threads")
     for width in widths:
         for name in names:
             plan, (dense_f, dense_b, f, b) = measure(name, width, repeats=3 if width > 2048 else 9)

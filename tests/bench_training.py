@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 import einlinear as el
-from einlinear.studies.distributed import Place
-from einlinear.studies.loop import Run
-from einlinear.studies.plan_run import plan_run
+from einlinear.training.distributed import Place
+from einlinear.training.loop import RunLoop
+from einlinear.training.plan import plan_run
 
 BATCH, CONTEXT, DEPTH = 32, 128, 3
 
@@ -34,7 +34,7 @@ def make_run(structure, width, steps):
     )  # fmt: skip
     torch.manual_seed(0)
     place = Place(0, 1, torch.device("cpu"))
-    return Run(config, place, plan_run(config, is_checked=False), None, ())
+    return RunLoop(config, place, plan_run(config, is_checked=False), None, ())
 
 
 def layers_of(run):

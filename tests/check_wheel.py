@@ -18,14 +18,14 @@ from zipfile import ZipFile
 ROOT = Path(__file__).parents[1]
 SMOKE = """
 import einlinear, torch
-from einlinear.layers import engine
+from einlinear.layers.engine import binding
 assert einlinear.__file__.startswith({home!r}), einlinear.__file__
-assert engine.is_available(), engine.status()
+assert binding.is_available(), binding.status()
 layer, x = einlinear.EinsumLinear(96, 64, structure="btt(rank=2)"), torch.randn(300, 96)
 layer.choices = {{"cpu float32 up to 512 tokens, forward": "engine"}}
 with torch.no_grad():
     torch.testing.assert_close(layer(x), x @ layer.to_dense().T + layer.bias)
-print(engine.status())
+print(binding.status())
 """
 
 
@@ -58,7 +58,9 @@ def check(wheel):
     """One wheel for all Pythons, with one engine that needs nothing but the C library."""
     assert re.search(r"-py3-none-manylinux_\d+_\d+_\w+\.whl$", wheel.name), wheel.name
     names = ZipFile(wheel).namelist()
-    assert [n for n in names if ".so" in n] == ["einlinear/layers/_engine.so"], "other libraries"
+    assert [n for n in names if ".so" in n] == ["einlinear/layers/engine/_engine.so"], (
+        "other libraries"
+    )
 
 
 def try_out(wheel, folder):

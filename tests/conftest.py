@@ -14,6 +14,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kit.forked import use_forked_workers
+
 # Machines that run the tests may be busy: no test fails because it was slow once.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
@@ -32,3 +34,19 @@ def pytest_runtest_call(item):
     sys.settrace(None)
     yield
     sys.settrace(tracer)
+
+
+@pytest.fixture(autouse=True)
+def _forked_workers(request, monkeypatch):
+    """Fork the workers of sweeps, except in the tests of executors, which start real ones."""
+    if "executors" not in request.path.parts:
+        use_forked_workers(monkeypatch)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Run tests that share a fixture of their module in one worker, which sets it up once."""
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        if any(found[-1].scope == "module" for found in fixtures):
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))

@@ -34,7 +34,14 @@ from unittest.mock import patch
 import numpy as np
 
 import einlinear as el
-from damage import (
+from einlinear import EinlinearError
+from einlinear.cli.main import main as command_line
+from einlinear.data.prepare import prepare
+from einlinear.landscapes.config import LandscapeConfig, make_study
+from einlinear.runs.config import RunConfig
+from einlinear.structures.edges import all_edges
+from einlinear.sweeps.study import Study, as_study
+from kit.damage import (
     DAMAGE,
     NUMBERS,
     READERS,
@@ -48,13 +55,6 @@ from damage import (
     text_files,
     within,
 )
-from einlinear import EinlinearError
-from einlinear.cli import main as command_line
-from einlinear.structures.edges import all_edges
-from einlinear.studies.config import RunConfig
-from einlinear.studies.landscape_runs import LandscapeConfig, plan_runs
-from einlinear.studies.prepare import prepare
-from einlinear.studies.sweeps.study import Study, as_study
 
 _BATCH = 250  # inputs of a process
 _MEMORY = 3 * 2**30  # bytes that an input may take beyond what is there
@@ -270,7 +270,7 @@ def landscapes(rng):
     names = rng.sample(list(LANDSCAPE), rng.randrange(5))
     config = LandscapeConfig(**{name: mostly(rng, LANDSCAPE[name], 0.5) for name in names})
     if config.seeds < 100:
-        plan_runs(config, "abc")
+        make_study(config)
 
 
 def observations(rng):
@@ -326,7 +326,7 @@ def preparing(rng):
         known = ["validation", "vocabulary", "rule", "validation_share", "processes", "chunk_bytes"]
         names = rng.sample(known, 2)
         given = {name: odd(rng) for name in names if rng.random() < 0.7}
-        with patch("einlinear.studies.prepare._make", reached):
+        with patch("einlinear.data.prepare._make", reached):
             prepare(mostly(rng, [text, [text], folder]), mostly(rng, [Path(folder) / "o"]), **given)
 
 
@@ -345,17 +345,17 @@ COMMANDS = {
 WORDS = "64 2 dense btt relu text cpu local a=b shared 0.5 True None".split()
 GIVEN = {"describe": "btt", "prepare": "a.txt", "sweep": "a.toml", "report": "a.csv", "sample": "."}
 STUBBED = [
-    "einlinear.studies.train.train",
-    "einlinear.cli_sweep._plan",
-    "einlinear.cli_sweep.opened",
-    "einlinear.studies.prepare._make",
-    "einlinear.studies.landscape_sweep._results",
+    "einlinear.training.train.train",
+    "einlinear.cli.commands.sweep._plan",
+    "einlinear.cli.commands.sweep.opened",
+    "einlinear.data.prepare._make",
+    "einlinear.landscapes.landscape.sweep",
     "einlinear.structures.atlas.atlas_rows",
-    "einlinear.bench.bench_case",
-    "einlinear.bench_experts.bench_experts",
-    "einlinear.blocks.bench_stack",
-    "einlinear.studies.load.make_model",
-    "einlinear.studies.mirrors.open_mirror",
+    "einlinear.bench.layers.bench_case",
+    "einlinear.bench.experts.bench_experts",
+    "einlinear.bench.blocks.bench_stack",
+    "einlinear.training.load.make_model",
+    "einlinear.training.mirrors.open_mirror",
 ]
 
 

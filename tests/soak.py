@@ -23,14 +23,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from einlinear import cli
-from einlinear.studies.directory import read_record
-from forked import context
-from runs import TINY, numbers, without_clock
-from sweeping import lives, sweeping, until, workers, write_study
+from einlinear.cli import main as cli
+from einlinear.runs.directory import read_record
+from kit.forked import context
+from kit.runs import TINY, numbers, without_clock
+from kit.sweeping import lives, sweeping, until, workers, write_study
 
 RUN = TINY | {"steps": 400, "checkpoint_every": 9}
 ONE_THREAD = ("--processes", "2", "--threads", "1")
+MODEL = {"model.safetensors"}  # which runs of a landscape do not keep
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Train:
         return (
             without_clock(read_record(out)) == without_clock(read_record(whole))
             and numbers(out) == numbers(whole)
-            and _bytes(out, "model.safetensors") == _bytes(whole, "model.safetensors")
+            and all(_bytes(out, name) == _bytes(whole, name) for name in files(whole) & MODEL)
         )
 
 
@@ -162,7 +163,7 @@ class Prepare:
         return all(_bytes(out, name) == _bytes(whole, name) for name in files(whole))
 
 
-class Landscape:
+class Landscape(Sweep):
     """Sixteen runs of a landscape in two processes."""
 
     def __init__(self, folder):
@@ -172,28 +173,6 @@ class Landscape:
         words = ["landscape", "--out", out, "--structures", "dense", "btt", "--widths", 16, 32]
         words += ["--rates", -8, -7, "--seeds", 1, "--steps", 60]
         return start(words, out.with_suffix(".log"))
-
-    def victims(self, process, out):
-        return [process.pid, *children(process.pid)]
-
-    def moment(self, out):
-        path = out / "landscape.jsonl"
-        return "inside training" if path.exists() and path.stat().st_size else "before the work"
-
-    def stamps(self, out):
-        path = out / "landscape.jsonl"
-        whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
-        return {line: number for number, line in enumerate(whole.splitlines())}
-
-    def same(self, out, whole):
-        return self._results(out) == self._results(whole)
-
-    def _results(self, out):
-        lines = (out / "landscape.jsonl").read_text().splitlines()
-        held = [json.loads(line) for line in lines]
-        for line in held:
-            line["result"].pop("seconds", None)
-        return sorted(json.dumps(line, sort_keys=True) for line in held)
 
 
 TARGETS = {"train": Train, "sweep": Sweep, "prepare": Prepare, "landscape": Landscape}

@@ -5,8 +5,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
-from einlinear.cli import main
+import einlinear as el
+from einlinear.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,7 +51,7 @@ def test_the_readme_takes_a_newcomer_to_a_trained_model(capsys):
 
 def test_the_readme_says_what_comes_out(capsys):
     first = blocks(ROOT / "README.md", "python")[1]
-    exec(first, {})
+    exec(first, {"el": el, "torch": torch})
     out = capsys.readouterr().out
     assert "...ga,gaf,fge->...fe {'XA': 32, 'XAB': 32," in out
     assert "16.0 1024" in out

@@ -1,6 +1,7 @@
 """Huge numbers, odd types and endless values in the place of arguments: three lines, at once."""
 
 import gzip
+import zlib
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
@@ -9,13 +10,13 @@ import numpy as np
 import pytest
 
 import einlinear as el
-from damage import within
 from einlinear import EinlinearError
-from einlinear.files import parse_toml
-from einlinear.studies import tokens
-from einlinear.studies.config import RunConfig
-from einlinear.studies.landscape_runs import LandscapeConfig
-from einlinear.studies.sweeps.study import Study
+from einlinear.data import token_folder, tokens
+from einlinear.files.whole import parse_toml
+from einlinear.landscapes.config import LandscapeConfig
+from einlinear.runs.config import RunConfig
+from einlinear.sweeps.study import Study
+from kit.damage import within
 
 HUGE = 10**5000
 
@@ -94,7 +95,7 @@ ODD = {
     "observations, long": (lambda: el.Observations(range(10**9), [1], [1]), "50,000,000 points"),
     "observations, a range": (
         lambda: el.Observations([range(10**9)], [range(10**9)], [1.0]),
-        "compute cannot be read: a value is no number",
+        "compute cannot be read: a value is not a number",
     ),
     "observations, arrays": (
         lambda: el.Observations(["a"], [1], [1], group=[np.array([1, 2])]),
@@ -152,8 +153,8 @@ def test_a_token_outside_the_vocabulary(tmp_path):
     el.prepare(tmp_path / "a.txt", tmp_path / "out", processes=1)
     path, info = tmp_path / "out" / "train.bin", tmp_path / "out" / "tokens.json"
     raw = path.read_bytes()
-    old, new = (tokens.zlib.crc32(data) for data in (raw, b"\xff" + raw[1:]))
+    old, new = (zlib.crc32(data) for data in (raw, b"\xff" + raw[1:]))
     path.write_bytes(b"\xff" + raw[1:])
     info.write_text(info.read_text().replace(str(old), str(new)))
     with pytest.raises(EinlinearError, match="has the token 255"):
-        tokens.open_tokens(tmp_path / "out")
+        token_folder.open_tokens(tmp_path / "out")

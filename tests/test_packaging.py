@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from einlinear.layers import engine
+from einlinear.layers.engine import binding
 
 ROOT = Path(__file__).parents[1]
 OUTPUTS = (".git", ".venv", "build", "dist", "demo", "__pycache__", "*.egg-info", "_engine.*")
@@ -26,7 +26,8 @@ def source(tmp_path_factory):
     """A copy of the project, with an engine that compiles at once."""
     path = tmp_path_factory.mktemp("project") / "einlinear"
     shutil.copytree(ROOT, path, ignore=shutil.ignore_patterns(*OUTPUTS))
-    (path / "src/einlinear/layers/engine.c").write_text("int einlinear_version(void){return 1;}\n")
+    for file in (path / "src/einlinear/layers/engine").glob("*.c"):
+        file.write_text(f"int einlinear_{file.stem};\n")
     return path
 
 
@@ -49,12 +50,12 @@ def libraries(wheel):
 def test_a_wheel_with_the_engine_is_for_every_python(source):
     machine = f"{sys.platform}_{os.uname().machine}"
     built = source / f"build/lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-    (built / "einlinear/layers").mkdir(parents=True)
-    (built / "einlinear/layers" / STALE).touch()  # of an older setup.py
+    (built / "einlinear/layers/engine").mkdir(parents=True)
+    (built / "einlinear/layers/engine" / STALE).touch()  # of an older setup.py
     wheel, said = build(source, "wheel")
-    assert (built / "einlinear/layers/_engine.so").exists()
+    assert (built / "einlinear/layers/engine/_engine.so").exists()
     assert re.fullmatch(rf"einlinear-[\d.]+-py3-none-{machine}\.whl", wheel.name)
-    assert libraries(wheel) == ["einlinear/layers/_engine.so"]
+    assert libraries(wheel) == ["einlinear/layers/engine/_engine.so"]
     assert re.search(r"^einlinear: compiling the engine \(about \d+ s\)$", said, re.MULTILINE)
 
 
@@ -68,13 +69,13 @@ def test_a_wheel_without_the_engine_is_for_every_machine(source):
         names = held.namelist()
         (facts,) = (name for name in names if name.endswith("/WHEEL"))
         assert "Root-Is-Purelib: true" in held.read(facts).decode()
-    assert "einlinear/structures/atlas.html" in names
+    assert "einlinear/structures/templates/atlas.html" in names
     assert not [name for name in names if ".data/" in name]
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
 def test_an_editable_install_has_the_engine_that_was_built_last(source):
-    folder = source / "src/einlinear/layers"
+    folder = source / "src/einlinear/layers/engine"
     (folder / STALE).touch()
     build(source, "editable")
     assert [path.name for path in folder.glob("_engine.*")] == ["_engine.so"]
@@ -94,7 +95,7 @@ def test_a_source_distribution_has_every_page_that_its_pages_link_to(source):
             if "://" not in link and not link.startswith("mailto:"):
                 target = os.path.normpath(os.path.join(os.path.dirname(page), link))
                 assert target in names, f"{page} links to {link}"
-    assert {"setup.py", "src/einlinear/layers/engine_kernel.h", "tests/cases.py"} <= names
+    assert {"setup.py", "src/einlinear/layers/engine/kernel.h", "tests/cases.py"} <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
@@ -102,8 +103,8 @@ def test_the_library_of_an_older_build_does_not_win(tmp_path):
     this = f"_engine{sysconfig.get_config_var('EXT_SUFFIX')}"
     for name in ("_engine.cpython-27.so", STALE, this, "_engine.txt"):
         (tmp_path / name).touch()
-    assert engine.libraries(tmp_path)[0].name == this
+    assert binding.libraries(tmp_path)[0].name == this
     (tmp_path / "_engine.so").touch()
-    assert [path.name for path in engine.libraries(tmp_path)][:2] == ["_engine.so", this]
-    assert len(engine.libraries(tmp_path)) == 4
-    assert engine.libraries(tmp_path / "nothing") == []
+    assert [path.name for path in binding.libraries(tmp_path)][:2] == ["_engine.so", this]
+    assert len(binding.libraries(tmp_path)) == 4
+    assert binding.libraries(tmp_path / "nothing") == []

@@ -7,7 +7,6 @@ import pytest
 from mypy import api
 
 import einlinear as el
-from test_layers import WITHOUT_TORCH
 
 CONTRACT = [
     "Structure",
@@ -88,11 +87,6 @@ def test_structures_work_without_torch_or_numpy():
         "print(plan.macs, el.taxonomy(plan.structure).nu, len(el.draw_structure(plan)) > 1000)"
     )
     assert fresh(code) == "2048 1/2 True"
-
-
-def test_modules_that_load_no_torch_by_way_of_others():
-    imports = "; ".join(f"import einlinear.{name}" for name in WITHOUT_TORCH)
-    assert fresh(f"{imports}; import sys; print('torch' in sys.modules)") == "False"
 
 
 @pytest.mark.parametrize("name", CONTRACT)

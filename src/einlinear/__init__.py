@@ -8,45 +8,65 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from einlinear.registration import register_on_demand as _register_on_demand
-
-__version__ = "0.1.0"
+from einlinear.layers.registration import register_on_demand as _register_on_demand
+from einlinear.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from einlinear.data.prepare import prepare as prepare
+    from einlinear.data.tasks.catalogue import open_task as open_task
     from einlinear.errors import EinlinearError as EinlinearError
-    from einlinear.layers.expert_parallel import ExpertSharding as ExpertSharding
-    from einlinear.layers.expert_parallel import average_gradients_ as average_gradients_
-    from einlinear.layers.expert_parallel import clip_grad_norm_ as clip_grad_norm_
-    from einlinear.layers.expert_parallel import full_state_dict as full_state_dict
-    from einlinear.layers.expert_parallel import shard_experts_ as shard_experts_
+    from einlinear.landscapes.config import LandscapeConfig as LandscapeConfig
+    from einlinear.landscapes.landscape import landscape as landscape
+    from einlinear.landscapes.verdict import Landscape as Landscape
+    from einlinear.laws.fit import Fit as Fit
+    from einlinear.laws.fit import PowerLaw as PowerLaw
+    from einlinear.laws.fit import fit_power_law as fit_power_law
+    from einlinear.laws.fit import frontier as frontier
+    from einlinear.laws.multiplier import LinfRow as LinfRow
+    from einlinear.laws.multiplier import Multiplier as Multiplier
+    from einlinear.laws.multiplier import compute_multiplier as compute_multiplier
+    from einlinear.laws.multiplier import linf_table as linf_table
+    from einlinear.laws.observations import Observations as Observations
+    from einlinear.laws.read import read_observations as read_observations
     from einlinear.layers.linear import EinsumLinear as EinsumLinear
-    from einlinear.layers.moe import MoEFeedForward as MoEFeedForward
-    from einlinear.layers.moe import MoELinear as MoELinear
-    from einlinear.layers.routing import Routing as Routing
-    from einlinear.layers.routing import balance_loss as balance_loss
+    from einlinear.layers.moe.layers import MoEFeedForward as MoEFeedForward
+    from einlinear.layers.moe.layers import MoELinear as MoELinear
+    from einlinear.layers.moe.routing import Routing as Routing
+    from einlinear.layers.moe.routing import balance_loss as balance_loss
+    from einlinear.layers.moe.sharding import ExpertSharding as ExpertSharding
+    from einlinear.layers.moe.sharding import average_gradients_ as average_gradients_
+    from einlinear.layers.moe.sharding import clip_grad_norm_ as clip_grad_norm_
+    from einlinear.layers.moe.sharding import full_state_dict as full_state_dict
+    from einlinear.layers.moe.sharding import shard_experts_ as shard_experts_
     from einlinear.layers.scaling import Scaling as Scaling
     from einlinear.layers.scaling import embedding_scaling as embedding_scaling
     from einlinear.layers.scaling import matrix_scaling as matrix_scaling
     from einlinear.layers.scaling import rsgd_rates as rsgd_rates
     from einlinear.layers.scaling import vector_scaling as vector_scaling
     from einlinear.layers.tune import tune as tune
-    from einlinear.models.check import CoordinateCheck as CoordinateCheck
-    from einlinear.models.check import coordinate_check as coordinate_check
-    from einlinear.models.conversion import Conversion as Conversion
-    from einlinear.models.convert import convert_ as convert_
-    from einlinear.models.convert import plan_conversion as plan_conversion
-    from einlinear.models.experts import moe as moe
+    from einlinear.models.convert.conversion import Conversion as Conversion
+    from einlinear.models.convert.convert import convert_ as convert_
+    from einlinear.models.convert.convert import plan_conversion as plan_conversion
+    from einlinear.models.convert.experts import moe as moe
+    from einlinear.models.convert.heads import heads as heads
+    from einlinear.models.convert.lora import lora as lora
     from einlinear.models.generate import generate as generate
     from einlinear.models.gpt import GPT as GPT
-    from einlinear.models.groups import ScalingTable as ScalingTable
-    from einlinear.models.groups import param_groups as param_groups
-    from einlinear.models.groups import scaling_table as scaling_table
-    from einlinear.models.heads import heads as heads
-    from einlinear.models.init import init_ as init_
-    from einlinear.models.lora import lora as lora
     from einlinear.models.mlp import MLP as MLP
     from einlinear.models.mlp import ResidualMLP as ResidualMLP
-    from einlinear.models.scalings import register_scaling as register_scaling
+    from einlinear.models.mup.check import coordinate_check as coordinate_check
+    from einlinear.models.mup.check_result import CoordinateCheck as CoordinateCheck
+    from einlinear.models.mup.groups import ScalingTable as ScalingTable
+    from einlinear.models.mup.groups import param_groups as param_groups
+    from einlinear.models.mup.groups import scaling_table as scaling_table
+    from einlinear.models.mup.init import init_ as init_
+    from einlinear.models.survey.scalings import register_scaling as register_scaling
+    from einlinear.reports.write import ReportFiles as ReportFiles
+    from einlinear.reports.write import report as report
+    from einlinear.runs.config import RunConfig as RunConfig
+    from einlinear.runs.config_file import load_config as load_config
+    from einlinear.runs.directory import read_record as read_record
+    from einlinear.runs.record import RunRecord as RunRecord
     from einlinear.structures.diagram import draw_structure as draw_structure
     from einlinear.structures.named import btt as btt
     from einlinear.structures.named import dense as dense
@@ -62,32 +82,11 @@ if TYPE_CHECKING:
     from einlinear.structures.taxonomy import Taxonomy as Taxonomy
     from einlinear.structures.taxonomy import taxonomy as taxonomy
     from einlinear.structures.text import parse as parse
-    from einlinear.studies.config import RunConfig as RunConfig
-    from einlinear.studies.config_file import load_config as load_config
-    from einlinear.studies.directory import read_record as read_record
-    from einlinear.studies.fit import Fit as Fit
-    from einlinear.studies.fit import PowerLaw as PowerLaw
-    from einlinear.studies.fit import fit_power_law as fit_power_law
-    from einlinear.studies.fit import frontier as frontier
-    from einlinear.studies.landscape import Landscape as Landscape
-    from einlinear.studies.landscape_runs import LandscapeConfig as LandscapeConfig
-    from einlinear.studies.landscape_sweep import landscape as landscape
-    from einlinear.studies.multiplier import LinfRow as LinfRow
-    from einlinear.studies.multiplier import Multiplier as Multiplier
-    from einlinear.studies.multiplier import compute_multiplier as compute_multiplier
-    from einlinear.studies.multiplier import linf_table as linf_table
-    from einlinear.studies.observations import Observations as Observations
-    from einlinear.studies.prepare import prepare as prepare
-    from einlinear.studies.record import RunRecord as RunRecord
-    from einlinear.studies.reports.write import ReportFiles as ReportFiles
-    from einlinear.studies.reports.write import report as report
-    from einlinear.studies.sweeps.study import Study as Study
-    from einlinear.studies.sweeps.study import load_study as load_study
-    from einlinear.studies.sweeps.sweep import SweepResult as SweepResult
-    from einlinear.studies.sweeps.sweep import sweep as sweep
-    from einlinear.studies.tables import read_observations as read_observations
-    from einlinear.studies.tasks.catalogue import open_task as open_task
-    from einlinear.studies.train import train as train
+    from einlinear.sweeps.study import Study as Study
+    from einlinear.sweeps.study import load_study as load_study
+    from einlinear.sweeps.sweep import SweepResult as SweepResult
+    from einlinear.sweeps.sweep import sweep as sweep
+    from einlinear.training.train import train as train
 
 _HOMES = {
     "EinlinearError": "errors",
@@ -107,64 +106,64 @@ _HOMES = {
     "grid_structures": "structures.sampling",
     "draw_structure": "structures.diagram",
     "EinsumLinear": "layers.linear",
-    "MoELinear": "layers.moe",
-    "MoEFeedForward": "layers.moe",
-    "Routing": "layers.routing",
-    "balance_loss": "layers.routing",
-    "ExpertSharding": "layers.expert_parallel",
-    "shard_experts_": "layers.expert_parallel",
-    "average_gradients_": "layers.expert_parallel",
-    "clip_grad_norm_": "layers.expert_parallel",
-    "full_state_dict": "layers.expert_parallel",
+    "MoELinear": "layers.moe.layers",
+    "MoEFeedForward": "layers.moe.layers",
+    "Routing": "layers.moe.routing",
+    "balance_loss": "layers.moe.routing",
+    "ExpertSharding": "layers.moe.sharding",
+    "shard_experts_": "layers.moe.sharding",
+    "average_gradients_": "layers.moe.sharding",
+    "clip_grad_norm_": "layers.moe.sharding",
+    "full_state_dict": "layers.moe.sharding",
     "tune": "layers.tune",
-    "convert_": "models.convert",
-    "plan_conversion": "models.convert",
-    "Conversion": "models.conversion",
-    "heads": "models.heads",
-    "moe": "models.experts",
+    "convert_": "models.convert.convert",
+    "plan_conversion": "models.convert.convert",
+    "Conversion": "models.convert.conversion",
+    "heads": "models.convert.heads",
+    "moe": "models.convert.experts",
     "Scaling": "layers.scaling",
     "embedding_scaling": "layers.scaling",
     "matrix_scaling": "layers.scaling",
     "rsgd_rates": "layers.scaling",
     "vector_scaling": "layers.scaling",
-    "CoordinateCheck": "models.check",
-    "coordinate_check": "models.check",
-    "ScalingTable": "models.groups",
-    "param_groups": "models.groups",
-    "scaling_table": "models.groups",
-    "init_": "models.init",
-    "lora": "models.lora",
-    "register_scaling": "models.scalings",
+    "CoordinateCheck": "models.mup.check_result",
+    "coordinate_check": "models.mup.check",
+    "ScalingTable": "models.mup.groups",
+    "param_groups": "models.mup.groups",
+    "scaling_table": "models.mup.groups",
+    "init_": "models.mup.init",
+    "lora": "models.convert.lora",
+    "register_scaling": "models.survey.scalings",
     "GPT": "models.gpt",
     "generate": "models.generate",
     "MLP": "models.mlp",
     "ResidualMLP": "models.mlp",
-    "LandscapeConfig": "studies.landscape_runs",
-    "Landscape": "studies.landscape",
-    "landscape": "studies.landscape_sweep",
-    "RunConfig": "studies.config",
-    "load_config": "studies.config_file",
-    "RunRecord": "studies.record",
-    "read_record": "studies.directory",
-    "train": "studies.train",
-    "Study": "studies.sweeps.study",
-    "load_study": "studies.sweeps.study",
-    "SweepResult": "studies.sweeps.sweep",
-    "sweep": "studies.sweeps.sweep",
-    "Observations": "studies.observations",
-    "read_observations": "studies.tables",
-    "frontier": "studies.fit",
-    "Fit": "studies.fit",
-    "PowerLaw": "studies.fit",
-    "fit_power_law": "studies.fit",
-    "Multiplier": "studies.multiplier",
-    "compute_multiplier": "studies.multiplier",
-    "LinfRow": "studies.multiplier",
-    "linf_table": "studies.multiplier",
-    "ReportFiles": "studies.reports.write",
-    "report": "studies.reports.write",
-    "prepare": "studies.prepare",
-    "open_task": "studies.tasks.catalogue",
+    "LandscapeConfig": "landscapes.config",
+    "Landscape": "landscapes.verdict",
+    "landscape": "landscapes.landscape",
+    "RunConfig": "runs.config",
+    "load_config": "runs.config_file",
+    "RunRecord": "runs.record",
+    "read_record": "runs.directory",
+    "train": "training.train",
+    "Study": "sweeps.study",
+    "load_study": "sweeps.study",
+    "SweepResult": "sweeps.sweep",
+    "sweep": "sweeps.sweep",
+    "Observations": "laws.observations",
+    "read_observations": "laws.read",
+    "frontier": "laws.fit",
+    "Fit": "laws.fit",
+    "PowerLaw": "laws.fit",
+    "fit_power_law": "laws.fit",
+    "Multiplier": "laws.multiplier",
+    "compute_multiplier": "laws.multiplier",
+    "LinfRow": "laws.multiplier",
+    "linf_table": "laws.multiplier",
+    "ReportFiles": "reports.write",
+    "report": "reports.write",
+    "prepare": "data.prepare",
+    "open_task": "data.tasks.catalogue",
 }
 
 if not TYPE_CHECKING:  # checkers take names from the imports above, so that a misspelt one is seen

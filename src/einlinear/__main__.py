@@ -1,5 +1,5 @@
 """`python -m einlinear`: the command line."""
 
-from einlinear.cli import main
+from einlinear.cli.main import main
 
 main()

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cases import STRUCTURES
 from einlinear import EinsumLinear
-from pair import run_two
-from two_processes import compare_gradients, model_and_input
+from kit.pair import run_two
+from kit.two_processes import compare_gradients, model_and_input
 
 CASES = ["btt(rank=2)", "kronecker", "generic", "btt(num_factors=3)", "low_rank"]
 

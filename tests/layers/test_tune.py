@@ -8,9 +8,9 @@ from torch import nn
 
 import einlinear as el
 from einlinear import EinlinearError, EinsumLinear
-from einlinear.layers.execute import VARIANTS, choose_variant, multiply
 from einlinear.layers.linear import situation
 from einlinear.layers.measure import interleaved
+from einlinear.layers.variants import VARIANTS, choose_variant, multiply
 
 
 def make():
@@ -43,7 +43,7 @@ def watch(monkeypatch, result):
         lambda plan, x, factors, variant, bias: used.append(variant) or result(x),
     )
     monkeypatch.setattr(
-        "einlinear.layers.linear.multiply_direct",
+        "einlinear.layers.linear.multiply_eagerly",
         lambda plan, x, factors, bias, stds: used.append("engine") or result(x),
     )
     return used

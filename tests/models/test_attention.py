@@ -8,7 +8,7 @@ from torch import nn
 
 import einlinear as el
 from einlinear.models.attention import PROJECTIONS, ProjectedAttention
-from twins import shake_
+from kit.twins import shake_
 
 WIDTH, HEADS, BATCH, LONG, SHORT = 24, 4, 3, 7, 5
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(SHORT, dtype=torch.float64)

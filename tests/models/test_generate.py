@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import einlinear as el
 from einlinear import EinlinearError
 from einlinear.models.generate import stream
-from models.gpts import POSITIONS, drawn, small, tokens
+from kit.gpts import POSITIONS, drawn, small, tokens
 
 
 def double(positions="learned", **options):
@@ -145,9 +145,9 @@ def test_half_precision():
     ("given", "match"),
     [
         ({"tokens": torch.tensor([1, 2])}, r"shape \(2,\).*\n.*\n.*unsqueeze"),
-        ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, "one token or more"),
+        ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, "at least one token"),
         ({"tokens": torch.zeros(1, 3)}, "float32"),
-        ({"tokens": torch.tensor([[1, 17]])}, "from 1 to 17\n.*from 0 to 16"),
+        ({"tokens": torch.tensor([[1, 17]])}, "from 1 to 17\n.*are 0 to 16"),
         ({"tokens": torch.tensor([[-1, 3]])}, "from -1 to 3"),
         ({"num_new": -1}, "num_new is -1"),
         ({"temperature": -0.5}, "temperature is -0.5"),

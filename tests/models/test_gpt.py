@@ -10,8 +10,8 @@ from torch.nn.functional import gelu, layer_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 import einlinear as el
-from einlinear.models.sites import find_sites
-from models.gpts import POSITIONS, drawn, small, tokens
+from einlinear.models.survey.sites import find_sites
+from kit.gpts import POSITIONS, drawn, small, tokens
 
 
 def by_hand(model, text):
@@ -331,7 +331,7 @@ def test_a_model_made_without_memory_is_filled_later():
         ({"width": 96, "num_heads": 5}, "num_heads is 5\n.*\n.*num_heads=4"),
         ({"num_heads": 2, "head_size": 32}, "head_size is 32 and num_heads is 2"),
         ({"positions": "rope"}, "positions is 'rope'\n.*'learned', 'rotary', 'alibi'"),
-        ({"positions": "rotary", "head_size": 1}, "size 1\n.*pairs"),
+        ({"positions": "rotary", "head_size": 1}, "head_size is 1\n.*pairs"),
         ({"embedding_std": -1.0}, "embedding_std is -1.0"),
         ({"depth": 0}, "depth is 0"),
         ({"context": 1.5}, "context is 1.5"),
@@ -373,11 +373,11 @@ def test_a_full_cache():
 )
 def test_weights_for_which_there_is_no_memory(settings, fix):
     given = {"vocab_size": 96, "context": 16, "width": 64, "depth": 2, "head_size": 8} | settings
-    with pytest.raises(el.EinlinearError) as told:
+    with pytest.raises(el.EinlinearError) as caught:
         el.GPT(**given)
-    assert told.value.what.startswith(f"a GPT of vocab_size={given['vocab_size']}, ")
-    assert f"{next(iter(settings))}={next(iter(settings.values()))}" in told.value.what
-    assert told.value.fix == f"give a smaller {fix}, or another device or dtype"
+    assert caught.value.what.startswith(f"a GPT of vocab_size={given['vocab_size']}, ")
+    assert f"{next(iter(settings))}={next(iter(settings.values()))}" in caught.value.what
+    assert caught.value.fix == f"give a smaller {fix}, or another device or dtype"
 
 
 def test_a_model_of_too_many_blocks():

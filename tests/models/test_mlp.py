@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import gelu, layer_norm, linear
 
 import einlinear as el
-from models.gpts import drawn
+from kit.gpts import drawn
 
 BOTH = [el.MLP, el.ResidualMLP]
 

@@ -4,7 +4,7 @@ from hypothesis import given
 import einlinear as el
 from cases import HALF, QUARTER, STRUCTURES, structures
 from einlinear import EinlinearError, Structure
-from einlinear.structures.named import call_of
+from einlinear.structures.named import named_call
 
 
 def test_the_papers_examples():
@@ -72,14 +72,14 @@ def test_bad_arguments(make):
     ],
 )
 def test_the_call_that_makes_a_structure(structure, call):
-    assert call_of(structure) == call
+    assert named_call(structure) == call
 
 
 @pytest.mark.parametrize("structure", STRUCTURES.values())
 def test_the_call_of_a_named_structure_means_it(structure):
-    assert el.parse(call_of(structure)) == structure
+    assert el.parse(named_call(structure)) == structure
 
 
 @given(structures())
 def test_the_call_of_any_structure_means_it(structure):
-    assert el.parse(call_of(structure)) == structure
+    assert el.parse(named_call(structure)) == structure

@@ -169,27 +169,27 @@ def test_thetas_that_the_paper_calls_low_rank_but_are_not():
     [
         (
             el.monarch(),
-            "omega 0    FLOPs per parameter do not grow with the width d\n"
-            "psi   1    rank grows as d\n"
-            "nu    1/2  FLOPs grow as d^(3/2)",
+            "ω  0    FLOPs per parameter do not grow with width d\n"
+            "ψ  1    rank grows as d\n"
+            "ν  1/2  FLOPs grow as d³ᐟ²",
         ),
         (
             el.dense(),
-            "omega 0  FLOPs per parameter do not grow with the width d\n"
-            "psi   1  rank grows as d\n"
-            "nu    1  FLOPs grow as d^2: not below dense",
+            "ω  0  FLOPs per parameter do not grow with width d\n"
+            "ψ  1  rank grows as d\n"
+            "ν  1  FLOPs grow as d²: not below dense",
         ),
         (
             el.low_rank(rank=3),
-            "omega 0  FLOPs per parameter do not grow with the width d\n"
-            "psi   0  rank does not grow\n"
-            "nu    0  FLOPs grow as d",
+            "ω  0  FLOPs per parameter do not grow with width d\n"
+            "ψ  0  rank does not grow\n"
+            "ν  0  FLOPs grow as d",
         ),
         (
             el.kronecker(),
-            "omega 1/2  FLOPs per parameter grow as d^(1/2)\n"
-            "psi   1    rank grows as d\n"
-            "nu    1/2  FLOPs grow as d^(3/2)",
+            "ω  1/2  FLOPs per parameter grow as d¹ᐟ²\n"
+            "ψ  1    rank grows as d\n"
+            "ν  1/2  FLOPs grow as d³ᐟ²",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A weight that is computed when it is read, so that writing to it is an error, not a no-op."""
+"""A read-only weight: it is computed when read, so a write would be lost and is an error."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _KEEP_VALUES = frozenset(("share_memory_", "detach_"))
 
 
 class ComputedWeight(Tensor):
-    """A tensor that can be read but not written, and neither can its views and its `data`.
+    """A read-only tensor; its views and its `data` are read-only too.
 
-    What is taken from it is plain and can be written to: results, copies, what is detached, moved,
-    cast or saved, and parameters made of it. Arrays that share its memory, as `numpy()` gives, are
-    not protected.
+    Everything computed from it is a plain tensor that you can write to: results, copies, detached,
+    moved, cast or saved tensors, and parameters. Arrays that share its memory, like the result of
+    `numpy()`, are not protected.
     """
 
     @classmethod
@@ -34,9 +34,9 @@ class ComputedWeight(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The function applied as to a plain tensor, unless it would write."""
+        """Apply the function as to a plain tensor, unless it would write."""
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():  # which cannot follow the rest
+        if torch.compiler.is_compiling():  # dynamo cannot trace the rest
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         own = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
@@ -47,7 +47,7 @@ class ComputedWeight(Tensor):
             _refuse(f"{_name(func)}(out=...)")
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            if is_for_parameter:  # it wants detach() and requires_grad_() to keep the class
+            if is_for_parameter:  # it expects detach() and requires_grad_() to keep the class
                 return result if result is own else result.as_subclass(cls)
             if not isinstance(own, cls) or _name(func) in ("detach", "_base"):
                 return result
@@ -61,21 +61,21 @@ class ComputedWeight(Tensor):
 
     @_is_param.setter
     def _is_param(self, _: bool) -> None:
-        """What nn.Parameter ends with: make this a parameter as any other."""
+        """Become an ordinary parameter: nn.Parameter sets this last."""
         self.__class__ = nn.Parameter  # type: ignore[assignment]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """A plain tensor."""
+        """A plain copy."""
         return self.detach().clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What is saved is the plain tensor."""
+        """Save the plain tensor."""
         plain: Any = self.as_subclass(Tensor)
         return plain.__reduce_ex__(protocol)
 
 
 def read_only(tensor: Tensor) -> Tensor:
-    """The tensor with writes refused; as it is where torch traces or transforms it."""
+    """The tensor, read-only; unchanged while torch traces or transforms it."""
     is_plain = type(tensor) is Tensor and not torch.compiler.is_compiling()
     if not is_plain or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return tensor
@@ -86,7 +86,7 @@ def read_only(tensor: Tensor) -> Tensor:
 
 
 def _name(func: Any) -> str:
-    """The name of a function of torch; of the attribute where one is read."""
+    """The name of a function of torch, or of the attribute that it reads."""
     name: str = getattr(func, "__name__", str(func))
     return _attribute(func) if name == "__get__" else name
 
@@ -96,7 +96,7 @@ def _attribute(func: Any) -> str:
 
 
 def _write(func: Any) -> str:
-    """How a function changes its first argument, if it does: torch's names then end in one _."""
+    """What a function does to its first argument if it writes (its name ends in one _), else ""."""
     name = _name(func)
     if name in ("__set__", "__delete__"):
         attribute = _attribute(func)
@@ -111,7 +111,7 @@ def _has_computed(value: Any) -> bool:
 
 
 def _read_only_view(own: Tensor, result: Any) -> Any:
-    """The result, read-only if it is a view; own itself, as `cpu()` may return it, plain."""
+    """The result, read-only if it is a view; plain if it is `own`, which `cpu()` may return."""
     if result is own:
         return own.as_subclass(Tensor)
     if type(result) is not Tensor or not torch._C._has_storage(result):
@@ -123,7 +123,7 @@ def _read_only_view(own: Tensor, result: Any) -> Any:
 def _refuse(action: str) -> NoReturn:
     fix = (
         "write to the factors: nn.init.zeros_(layer.B) makes the output of two factors zero, "
-        "layer.reset_parameters() draws all anew; for a copy of your own take layer.to_dense()"
+        "layer.reset_parameters() initialises all; for a copy to write to, use layer.to_dense()"
     )
     if "requires_grad" in action:
         fix = (
@@ -131,7 +131,6 @@ def _refuse(action: str) -> NoReturn:
         )
     raise EinlinearError(
         what=f"{action} would write to the weight of a structured layer",
-        rule="that weight is computed from the factors whenever it is read, so writing to it would "
-        "change nothing",
+        rule="that weight is read-only: it is computed from the factors whenever it is read",
         fix=fix,
     )

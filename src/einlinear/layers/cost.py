@@ -1,4 +1,4 @@
-"""What each variant costs, modelled: the choice where nothing was timed."""
+"""A cost model of the variants, which chooses one where nothing was timed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from einlinear.structures.plan import Plan
 _LANES = 8  # numbers in a vector
 
 # Nanoseconds on two cores of a CPU, float32, forward alone and forward + backward: per call, per
-# step, per weight; and per token for every multiply-add, every number that a step moves along batch
-# axes, every number it moves along shared axes, every number that a small matrix reads or writes.
-# Fitted to five structures at widths 16 to 8192 and 1 to 8192 tokens; docs/performance.md says how
-# well the choice does.
+# step, per weight; and per token for each multiply-add, each number that a step moves along batch
+# axes, each number it moves along shared axes, each number that a small matrix reads or writes.
+# Fitted to five structures at widths 16 to 8192 and 1 to 8192 tokens; docs/performance.md shows how
+# good the choices are.
 _FORWARD = {
     "einsum": (15e3, 30e3, 0.29, 0.014, 0.73, 0.30, 0.32),
     "strided": (47e3, 93e3, 0.76, 0.013, 0.70, 0.70, 0.0),
@@ -25,27 +25,27 @@ _BOTH = {
     "strided": (137e3, 273e3, 3.5, 0.035, 2.0, 2.0, 0.70),
     "engine": (47e3, 94e3, 4.4, 0.064, 0.35, 0.35, 0.0),
 }
-# The same for the dense variant: per call; per token for a multiply-add of the dense layer and for
-# a number of input and output; and for each of the d_in rows of the matrix that it makes, for a
-# multiply-add of the plan and a number moved.
+# The same for the dense variant: per call; per token for each multiply-add of the dense layer and
+# each number of input and output; and per row of the matrix it makes (there are d_in), for each
+# multiply-add of the plan and each number moved.
 _DENSE_FORWARD = (126e3, 0.014, 0.015, 0.027, 0.52)
 _DENSE_BOTH = (430e3, 0.044, 0.37, 0.075, 1.1)
 
 
 def cheapest(plan: Plan, num_tokens: int, variants: Sequence[str], has_backward: bool) -> str:
-    """The variant that costs least by the model; the first of equals."""
+    """The variant that the model finds cheapest; the first of equals."""
     costs = [nanoseconds(plan, num_tokens, variant, has_backward) for variant in variants]
-    return variants[costs.index(min(costs))]  # in words that torch.compile can read
+    return variants[costs.index(min(costs))]  # not min(key=...), which torch.compile cannot trace
 
 
 cheapest_cached = lru_cache(maxsize=65536)(cheapest)
 
 
 def nanoseconds(plan: Plan, num_tokens: int, variant: str, has_backward: bool) -> float:
-    """About how long a layer takes on a CPU: fixed costs, and costs per token.
+    """The estimated time of a layer on a CPU: fixed costs, and costs per token.
 
-    Einsum has to transpose what steps with batch axes read and write; plain steps move nothing.
-    The dense variant makes the matrix first. The engine's narrow steps waste lanes of vectors.
+    Einsum transposes what steps with batch axes read and write; plain steps move nothing. The dense
+    variant builds the matrix first. Narrow steps of the engine waste vector lanes.
     """
     sizes = plan.sizes
     widths = [prod([sizes[edge] for edge in edges]) for edges in plan.layouts]
@@ -71,5 +71,5 @@ def nanoseconds(plan: Plan, num_tokens: int, variant: str, has_backward: bool) -
 
 
 def _waste(size: int) -> float:
-    """How many lanes are used for each that is needed."""
+    """Lanes used per lane needed."""
     return -(-size // _LANES) * _LANES / size

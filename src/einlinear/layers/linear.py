@@ -1,4 +1,4 @@
-"""EinsumLinear: a plan with weights, in the place of nn.Linear."""
+"""EinsumLinear: a plan with weights, a drop-in replacement for nn.Linear."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
-from einlinear.layers import compiled
 from einlinear.layers.computed import read_only
-from einlinear.layers.execute import choose_variant, dense_weight, fitting_variants, multiply
-from einlinear.layers.norm import multiply_direct, normalised
-from einlinear.layers.room import room_for
+from einlinear.layers.eager import multiply_eagerly
+from einlinear.layers.engine import compiled
+from einlinear.layers.machine import room_for
+from einlinear.layers.norm import normalised
+from einlinear.layers.reference import dense_weight
 from einlinear.layers.scaling import Scaling, factor_scaling, vector_scaling
+from einlinear.layers.variants import choose_variant, fitting_variants, multiply
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
@@ -23,21 +25,21 @@ _MOST_VARIANTS = 4096  # numbers of tokens whose variant a layer remembers
 
 
 class EinsumLinear(nn.Module):
-    """A linear layer of any structure: drop-in for nn.Linear.
+    """A linear layer of any structure: a drop-in replacement for nn.Linear.
 
     The factors are parameters named A, B, C, ... with the axes of `plan.factor_edges`. With weight
-    normalisation (on unless turned off) a factor M is used as M / max(1, rms(M) / std), std being
-    its deviation at the start: it may shrink but not grow, which keeps training stable. Ref: [P24
-    §4, Q24].
+    normalisation (the default), a factor M is used as M / max(1, rms(M) / std), where std is its
+    standard deviation at initialisation: it may shrink but not grow, which keeps training stable.
+    Ref: [P24 §4, Q24].
 
     Args:
         in_features: width of the input.
         out_features: width of the output.
-        bias: whether a bias is added.
-        structure: a Structure, or its text such as "btt(rank=2)".
-        weight_norm: whether factors are normalised.
-        device: where the parameters are.
-        dtype: of the parameters.
+        bias: whether to add a learnable bias.
+        structure: a Structure, or text like "btt(rank=2)".
+        weight_norm: whether to normalise the factors.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class EinsumLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """to_dense(), read-only, for code that reads the weight of an nn.Linear."""
+        """The effective weight, read-only, for code that expects an nn.Linear."""
         return read_only(self.to_dense())
 
     @weight.setter
@@ -85,55 +87,53 @@ class EinsumLinear(nn.Module):
         raise _not_replaced()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Add a parameter; `layer.weight = nn.Parameter(...)`, which ends here, is an error."""
+        """Add a parameter; refuses `layer.weight = nn.Parameter(...)`, which also calls this."""
         if name == "weight":
             raise _not_replaced()
         super().register_parameter(name, param)
 
     def param_scaling(self) -> dict[str, Scaling]:
-        """What initialisation and learning rates need to know of each parameter, by its name."""
+        """The scaling of each parameter by name, for initialisation and learning rates."""
         scaling = factor_scaling(self.plan)
         if self.bias is not None:
             scaling["bias"] = vector_scaling(self.out_features)
         return scaling
 
     def reset_parameters(self) -> None:
-        """Draw the factors anew, with the deviation of their fan-in and fan-out; bias 0."""
+        """Initialise the factors randomly, by their fan-in and fan-out, and the bias to 0."""
         for name, scaling in self.param_scaling().items():
             nn.init.normal_(getattr(self, name), std=scaling.init_std)
 
     def factors(self) -> list[Tensor]:
-        """The factors as they are multiplied, normalised, in the order of the plan's steps."""
+        """The factors as the layer uses them, normalised, in the order of the plan's steps."""
         weights = [getattr(self, name) for name in self._names]
         if not self.weight_norm:
             return weights
         return [normalised(w, std) for w, std in zip(weights, self._stds, strict=True)]
 
     def to_dense(self) -> Tensor:
-        """The effective weight, (out_features, in_features), laid out as nn.Linear.weight."""
+        """The effective weight, (out_features, in_features), like nn.Linear.weight."""
         return dense_weight(self.plan, self.factors())
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer applied to the last axis of x."""
+        """Apply the layer to the last axis of x."""
         if compiled.IS_AVAILABLE and not torch.compiler.is_compiling():
             y = self._by_engine(x)
             if y is not None:
                 return y
         factors: list[Tensor] = self.factors()
         bias: Tensor | None = self.bias
-        device = x.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            x, factors = _cast(x, dtype), [_cast(factor, dtype) for factor in factors]
-            bias = bias if bias is None else _cast(bias, dtype)
-        self._check(x, factors[0])
+        if is_autocast(x):
+            x, factors = autocast_operand(x), [autocast_operand(factor) for factor in factors]
+            bias = bias if bias is None else autocast_operand(bias)
+        check_input(x, factors[0], self.in_features)
         x_td = x.reshape(-1, self.in_features)
-        y_te = multiply(self.plan, x_td, factors, self._variant(x_td), bias)
-        return y_te.reshape(*x.shape[:-1], self.out_features).contiguous()
+        y_to = multiply(self.plan, x_td, factors, self._variant(x_td), bias)
+        return y_to.reshape(*x.shape[:-1], self.out_features).contiguous()
 
     def _by_engine(self, x: Tensor) -> Tensor | None:
-        """The output by the engine, normalisation folded in; None where that cannot be."""
-        own: dict[str, Any] = self._parameters  # attributes of a module take longer to find
+        """The output by the engine, including normalisation; None if it cannot be used."""
+        own: dict[str, Any] = self._parameters  # looking up a module's attributes is slower
         bias: Tensor | None = own["bias"] if "bias" in own else self.bias
         factors = [own[name] if name in own else getattr(self, name) for name in self._names]
         if torch.is_grad_enabled():
@@ -148,7 +148,7 @@ class EinsumLinear(nn.Module):
         if not compiled.is_direct(x, ()) or torch.is_autocast_enabled("cpu"):
             return None
         if x.dtype != call.dtype or x.shape[-1:] != call.width:
-            self._check(x, factors[0])
+            check_input(x, factors[0], self.in_features)
             return None
         x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if call.choices != self.choices or len(call.variants) > _MOST_VARIANTS:
@@ -159,8 +159,8 @@ class EinsumLinear(nn.Module):
             variant = call.variants[num_tokens] = self._variant(x_td)
         if variant != "engine":
             return None
-        y_te = call(x_td)
-        return y_te if x.dim() == 2 else y_te.reshape(*x.shape[:-1], self.out_features)
+        y_to = call(x_td)
+        return y_to if x.dim() == 2 else y_to.reshape(*x.shape[:-1], self.out_features)
 
     def _train_by_engine(
         self, x: Tensor, factors: list[Tensor], bias: Tensor | None
@@ -170,47 +170,36 @@ class EinsumLinear(nn.Module):
             return None
         if not compiled.is_direct(x, tensors) or torch.is_autocast_enabled("cpu"):
             return None
-        self._check(x, factors[0])
+        check_input(x, factors[0], self.in_features)
         x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if self._variant(x_td) != "engine":
             return None
         stds = self._stds if self.weight_norm else None
-        y_te = multiply_direct(self.plan, x_td, factors, bias, stds)
-        return y_te if x.dim() == 2 else y_te.reshape(*x.shape[:-1], self.out_features)
+        y_to = multiply_eagerly(self.plan, x_td, factors, bias, stds)
+        return y_to if x.dim() == 2 else y_to.reshape(*x.shape[:-1], self.out_features)
 
     def _variant(self, x_td: Tensor) -> str:
-        """What was tuned for such an input, or what the model of costs says."""
-        # While compiling nothing may depend on the number of tokens: it would become a guard.
+        """The variant tuned for such an input, or the choice of the cost model."""
+        # While compiling, nothing may depend on the number of tokens: it would become a guard.
         num_tokens = x_td.shape[0]
         is_known = isinstance(num_tokens, int) and not torch.compiler.is_compiling()
         known = int(num_tokens) if is_known else 2048
         has_backward = torch.is_grad_enabled()
         if self.choices:
             tuned = self.choices.get(situation(x_td, known, has_backward), "")
-            # A model may come from where there was an engine.
+            # The model may have been tuned where the engine was available.
             if tuned in fitting_variants(x_td.device.type, x_td.dtype):
                 return tuned
         return choose_variant(
             self.plan, known, x_td.device.type, x_td.dtype, has_backward=has_backward
         )
 
-    def _check(self, x: Tensor, weight: Tensor) -> None:
-        fits = x.dtype == weight.dtype and x.device == weight.device
-        if not fits or x.shape[-1:] != (self.in_features,):
-            raise EinlinearError(
-                what=f"the input has shape {tuple(x.shape)} and dtype {x.dtype}, on {x.device}",
-                rule=f"the layer takes {weight.dtype}, with a last axis of {self.in_features}, "
-                f"on {weight.device}",
-                fix=f"reshape or project the input to (..., {self.in_features}); convert it with "
-                f".to({weight.device.type!r}, {weight.dtype}), or the layer with layer.to(...)",
-            )
-
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied and saved: not the prepared call, which knows addresses."""
+        """The state to copy or pickle, without the prepared call, which holds addresses."""
         return {**self.__dict__, "_call": None}
 
     def extra_repr(self) -> str:
-        """What print(layer) shows."""
+        """The arguments that print(layer) shows."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, structure={str(self.structure)!r}"
@@ -219,17 +208,41 @@ class EinsumLinear(nn.Module):
 
 
 def situation(tensor: Tensor, num_tokens: int, has_backward: bool) -> str:
-    """Calls that are tuned together: device, dtype, tokens up to a power of two, passes."""
+    """The name of calls that share a choice: device, dtype, tokens up to a power of two, passes."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     tokens = 1 << max(0, num_tokens - 1).bit_length()
     passes = "" if has_backward else ", forward"
     return f"{tensor.device.type} {dtype} up to {tokens} tokens{passes}"
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """What autocast does to an operand of a linear layer: nothing to float64 and integers."""
-    is_cast = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(dtype) if is_cast else tensor
+def check_input(x: Tensor, weight: Tensor, width: int, *, is_cast: bool = False) -> None:
+    """Raise an error unless a layer can take x; `is_cast` if autocast will unify the dtypes."""
+    fits = (x.dtype == weight.dtype or is_cast) and x.device == weight.device
+    if not fits or x.shape[-1:] != (width,):
+        raise EinlinearError(
+            what=f"the input has shape {tuple(x.shape)} and dtype {x.dtype}, on {x.device}",
+            rule=f"the layer takes {weight.dtype}, with a last axis of {width}, on {weight.device}",
+            fix=f"reshape or project the input to (..., {width}); convert it with "
+            f".to({weight.device.type!r}, {weight.dtype}), or the layer with layer.to(...)",
+        )
+
+
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def is_castable(tensor: Tensor) -> bool:
+    """Whether autocast casts such an operand of a linear layer: not float64 and integers."""
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def autocast_operand(tensor: Tensor) -> Tensor:
+    """An operand as autocast, if it is on, casts it for a linear layer."""
+    if not is_autocast(tensor) or not is_castable(tensor):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def _room(plan: Plan) -> AbstractContextManager[None]:
@@ -238,10 +251,10 @@ def _room(plan: Plan) -> AbstractContextManager[None]:
 
 
 def _not_replaced() -> EinlinearError:
-    """What to raise where layer.weight is given another value."""
+    """The error for assigning to layer.weight."""
     return EinlinearError(
         what="the weight of a structured layer cannot be replaced",
         rule="it is computed from the factors whenever it is read",
-        fix="for a weight of your own replace the layer by an nn.Linear; to change the factors, "
-        "write to them, as nn.init.zeros_(layer.B) does, or use layer.load_state_dict(...)",
+        fix="to set a weight of your own, replace the layer with an nn.Linear; to change the "
+        "factors, write to them, as in nn.init.zeros_(layer.B), or use layer.load_state_dict(...)",
     )

@@ -1,4 +1,4 @@
-"""Time and memory of calls, measured."""
+"""Measure the time and peak memory of calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from einlinear.layers import engine
+from einlinear.layers.engine import binding
 
 
 def interleaved(
@@ -20,12 +20,12 @@ def interleaved(
     few: Mapping[str, int] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of each action by round, taken in turns so that noise falls on all alike.
+    """Seconds of each action by round; actions take turns, so that noise affects all equally.
 
-    Each timed call follows an untimed one of the same action, as it would in training: memory that
-    another action gave back to the system is fresh for the next, which costs as much as the work.
-    Actions named in few, the slow ones, take part in so many of the first rounds only. on_progress
-    is told the round and the action, before it runs.
+    Each timed call follows an untimed call of the same action, as in training: fresh memory, which
+    another action returned to the system, can cost as much as the work itself. `few` limits slow
+    actions to that many rounds. `on_progress` is called with the round and the action before each
+    run.
     """
     rounds = {name: min(repeats, (few or {}).get(name, repeats)) for name in actions}
     times: dict[str, list[float]] = {name: [] for name in actions}
@@ -50,12 +50,12 @@ def _finish() -> None:
 
 
 def peak_memory(action: Callable[[], object]) -> int:
-    """The most bytes held at once during the action, beyond those that torch held before.
+    """The peak memory of the action in bytes, beyond what torch held before.
 
-    What torch held, plus the engine's workspace, which is let go first and made anew.
+    Includes the engine's workspace, which is released first so that the action allocates it again.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what measures memory is talkative
-    engine.release_workspace()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler is verbose
+    binding.release_workspace()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         action()
     results: Any = record.profiler.kineto_results
@@ -65,4 +65,4 @@ def peak_memory(action: Callable[[], object]) -> int:
     ):
         held += event.nbytes()
         peak = max(peak, held)
-    return peak + engine.workspace_bytes()
+    return peak + binding.workspace_bytes()

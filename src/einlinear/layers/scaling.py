@@ -1,6 +1,6 @@
 """How a parameter is initialised and how fast it learns, from its fan-in and fan-out.
 
-Rates are those of muP, by which the best learning rate of a small model is also that of a wide one.
+Learning rates follow muP, so that the best learning rate of a small model is best for a wide one.
 Ref: [Y22, Y23, P24 §4, App. C].
 """
 
@@ -14,26 +14,37 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.structures.plan import Plan
 
 Optimizer = Literal["adam", "sgd"]
-Kind = Literal["matrix", "vector", "embedding"]
+ParameterKind = Literal["matrix", "vector", "embedding"]
+Parametrization = Literal["naive", "mup"]
+"""How a model is initialised, and how its learning rates depend on the width.
+
+naive: every matrix and factor is drawn from N(0, 1 / fan_in), so that outputs have unit variance;
+    all parameters share one learning rate.
+mup: every matrix and factor is drawn with `init_std`; learning rates follow `adam_rate` or
+    `sgd_rate`.
+
+Vectors and embeddings start the same way in both. Which layers start at zero is a separate choice:
+the coordinate check starts the same ones at zero in both, the landscape only under muP.
+"""
 
 EMBEDDING_STD = 0.02
-"""The deviation of a fresh embedding, at every width; the same as in the paper's GPT."""
+"""The standard deviation of a fresh embedding at every width, as in the paper's GPT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What structure-aware muP needs to know of one parameter.
+    """What structure-aware muP needs to know about a parameter.
 
     fan_in: how many terms each output sums; 1 for vectors and embeddings.
     fan_out: how many outputs each input feeds; for vectors and embeddings their width.
-    init_std: standard deviation at the start; 0 for a parameter that starts at a constant.
-    num_factors: how many factors the layer multiplies; Adam's rate of each is divided by it.
-    repeats: how many times the layer uses the matrix for one token; only SGD's rate needs it.
+    init_std: standard deviation at initialisation; 0 for a parameter that starts at a constant.
+    num_factors: how many factors the layer multiplies; Adam's learning rate is divided by it.
+    repeats: how often the layer uses the matrix for one token; only SGD's learning rate needs it.
     kind: "matrix"; "vector" for biases, gains and norms; "embedding" for a table of vectors.
-    init_mean: the constant that is added at the start, such as 1 for the gain of a norm; None for
-        a parameter that `init_` leaves as it is.
+    init_mean: the mean at initialisation, for example 1 for the gain of a norm; None for a
+        parameter that `init_` leaves unchanged.
     head_width: out_features of the layer if it is the model's head, whose output does not grow
-        with the width of the model; 0 for all other layers. Only SGD's rate needs it.
+        with the width of the model; 0 for all other layers. Only SGD's learning rate needs it.
     """
 
     fan_in: int
@@ -41,7 +52,7 @@ class Scaling:
     init_std: float
     num_factors: int = 1
     repeats: int = 1
-    kind: Kind = "matrix"
+    kind: ParameterKind = "matrix"
     init_mean: float | None = 0.0
     head_width: int = 0
 
@@ -54,16 +65,16 @@ class Scaling:
                 "head_width and init_std are 0 or more",
                 fix="count the axes that the layer sums over and those that it makes",
             )
-        if self.kind not in get_args(Kind):
+        if self.kind not in get_args(ParameterKind):
             raise EinlinearError(
                 what=f"the scaling of a parameter has the kind {quote(self.kind)}",
-                rule=f"the kind is one of {', '.join(get_args(Kind))}",
+                rule=f"the kind is one of {', '.join(get_args(ParameterKind))}",
                 fix='use "matrix" for what multiplies the input, "vector" for biases and gains',
             )
 
 
 def init_std(fan_in: int, fan_out: int) -> float:
-    """The standard deviation of a fresh factor, which keeps the spectral norm near sqrt(out / in).
+    """The standard deviation of a fresh factor; keeps the spectral norm near sqrt(out / in).
 
         sqrt(min(fan_in, fan_out)) / fan_in
 
@@ -78,12 +89,12 @@ def matrix_scaling(fan_in: int, fan_out: int) -> Scaling:
 
 
 def vector_scaling(width: int, init_mean: float | None = 0.0) -> Scaling:
-    """The scaling of a bias (starts at 0) or a gain (at 1); None: `init_` leaves it as it is."""
+    """The scaling of a bias (mean 0) or a gain (mean 1); None: `init_` leaves it unchanged."""
     return Scaling(1, width, init_std=0.0, kind="vector", init_mean=init_mean)
 
 
 def embedding_scaling(width: int, init_std: float = EMBEDDING_STD) -> Scaling:
-    """The scaling of a table of vectors, whose deviation is the same at every width."""
+    """The scaling of an embedding, whose standard deviation is the same at every width."""
     return Scaling(1, width, init_std=init_std, kind="embedding")
 
 
@@ -103,7 +114,7 @@ def factor_scaling(plan: Plan) -> dict[str, Scaling]:
 
 
 def adam_rate(scaling: Scaling, lr: float, base_width: int) -> float:
-    """The rate of a parameter under Adam and its kin, whose steps do not depend on gradients' size.
+    """The learning rate under Adam and relatives, whose steps ignore the scale of gradients.
 
         matrix: lr * base_width / (num_factors * fan_in)        vector, embedding: lr
 
@@ -116,7 +127,7 @@ def adam_rate(scaling: Scaling, lr: float, base_width: int) -> float:
 
 
 def sgd_rate(scaling: Scaling, lr: float, base_width: int) -> float:
-    """The rate of a parameter under SGD, with or without momentum.
+    """The learning rate under SGD, with or without momentum.
 
         matrix: lr * fan_out / (fan_in * repeats)       vector, embedding: lr * fan_out / base_width
 
@@ -135,7 +146,7 @@ def sgd_rate(scaling: Scaling, lr: float, base_width: int) -> float:
 
 
 def rsgd_rates(plan: Plan) -> dict[str, float]:
-    """The rate that Riemannian SGD gives to every factor at the start.
+    """The learning rate of every factor under Riemannian SGD at initialisation.
 
     SGD on the matrix W itself, carried over to the factors, multiplies their gradient by the
     inverse of the metric J'J, with J the derivative of W by the factors. In a wide, fresh layer J'J

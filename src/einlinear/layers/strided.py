@@ -1,8 +1,8 @@
 """The portable fast path: a program run by torch's batched matrix multiply, in place.
 
 Every operand and result is a view with the strides of the program: no activation is copied or
-transposed. Tokens go through in blocks, so that intermediates stay in cache; the backward pass
-makes them again, block by block, because fresh memory for all costs as much as the arithmetic.
+transposed. Tokens are processed in blocks, so that intermediates stay in cache; the backward pass
+recomputes them block by block, because fresh memory for all would cost as much as the arithmetic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from einlinear.layers.program import TOKENS, Product, Program, make_program
+from einlinear.layers.engine.program import TOKENS, Product, Program, make_program
 from einlinear.structures.plan import Plan
 
 # Tokens at a time: as many as keep intermediates in a cache of 3 MB, within limits. Measured, see
@@ -30,9 +30,8 @@ _Loop = tuple[int, int, int, int]  # size, and strides in out, left and right
 def blocks(num_tokens: int, bytes_per_token: int) -> list[tuple[int, int]]:
     """Start and length of blocks of about equal length.
 
-    Lengths are odd multiples of 8 where possible: the edges of an intermediate lie multiples of the
-    length apart, distances that are powers of two fall into one cache set, and vectors want to be
-    aligned.
+    Lengths are odd multiples of 8 where possible. The edges of an intermediate are multiples of the
+    length apart: powers of two would fall into one cache set, and vectors should be aligned.
     """
     shortest, longest = _BLOCK_RANGE
     block = min(longest, max(shortest, _BLOCK_BYTES // max(1, bytes_per_token)))
@@ -43,7 +42,9 @@ def blocks(num_tokens: int, bytes_per_token: int) -> list[tuple[int, int]]:
     return [(start, min(length, num_tokens - start)) for start in range(0, num_tokens, length)]
 
 
-def forward(plan: Plan, x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+def multiply_strided(
+    plan: Plan, x: Tensor, factors: Sequence[Tensor], bias: Tensor | None
+) -> Tensor:
     """The output for rows of input."""
     program = make_program(plan)
     x = rows(padded(x, plan.d_in_padded))
@@ -59,26 +60,26 @@ def forward(plan: Plan, x: Tensor, factors: Sequence[Tensor], bias: Tensor | Non
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """Rows whose numbers lie side by side; a copy only where they do not."""
+    """Rows with contiguous numbers; a copy only if they are not."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
 def contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors; copies only of those that are not contiguous."""
+    """The tensors, contiguous; copies only of those that are not."""
     return [t if t.is_contiguous() else t.contiguous() for t in tensors]
 
 
 def padded(tensor: Tensor, width: int) -> Tensor:
-    """Rows with zeros up to a width; themselves where they have it already."""
+    """Rows padded with zeros to a width; the rows themselves if they have it."""
     return tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1]))
 
 
 def num_remade(wanted: Sequence[bool]) -> int:
-    """How many intermediates the gradients that are wanted (input, bias, factors) need."""
-    return max((i for i, flag in enumerate(wanted[2:]) if flag), default=0)
+    """How many intermediates the gradients of the wanted factors need again."""
+    return max((i for i, flag in enumerate(wanted) if flag), default=0)
 
 
-def backward(
+def strided_gradients(
     plan: Plan,
     x: Tensor,
     factors: Sequence[Tensor],
@@ -104,7 +105,7 @@ def backward(
     for start, length in blocks(x.shape[0], plan.inner_width * x.element_size()):
         block = slice(start, start + length)
         tensors = [x[block], *_intermediates(program, x, length)]
-        _run_forward(program, factors, tensors[: 1 + num_remade(wanted)], length)
+        _run_forward(program, factors, tensors[: 1 + num_remade(want_factors)], length)
         source = grad_y[block]
         for i in reversed(range(len(factors))):
             grad = grads[i]
@@ -127,14 +128,14 @@ def backward(
 
 
 def _intermediates(program: Program, x: Tensor, length: int) -> list[Tensor]:
-    """Room for the intermediates of a block."""
+    """Memory for the intermediates of a block."""
     return [x.new_empty(step.out.width * length) for step in program.forward[:-1]]
 
 
 def _run_forward(
     program: Program, factors: Sequence[Tensor], tensors: list[Tensor], length: int
 ) -> None:
-    """Fill in what follows the first tensor, as far as there are tensors."""
+    """Compute each tensor from the one before it."""
     for step, weight, before, after in zip(
         program.forward, factors, tensors, tensors[1:], strict=False
     ):
@@ -142,7 +143,7 @@ def _run_forward(
 
 
 def _reordered(weight: Tensor, edges: tuple[str, ...], wanted: tuple[str, ...]) -> Tensor:
-    """A factor with its axes in another order; itself where the order is the same."""
+    """A factor with its axes in another order; the factor itself if the order is the same."""
     if edges == wanted:
         return weight
     return weight.permute([edges.index(edge) for edge in wanted]).contiguous()
@@ -174,7 +175,7 @@ def _strides(
 def _run(
     step: Product, out: Tensor, left: Tensor, right: Tensor, num_tokens: int, *, add: bool = False
 ) -> None:
-    """Do one product on views: a batched multiply along the largest loop, for all of the others."""
+    """Run one product on views: a batched multiply along the largest loop, inside the others."""
     rows = tuple(t.stride(0) if t.dim() == 2 else 0 for t in (out, left, right))
     loops, (m, n, k), (at_out, at_left, at_right) = _strides(step, num_tokens, rows)
     (count, *along), *others = loops or ((1, 0, 0, 0),)
@@ -187,7 +188,7 @@ def _run(
         ]
         a = left.as_strided((count, m, k), (along[1], *at_left), at[1])
         b = right.as_strided((count, k, n), (along[2], *at_right), at[2])
-        if count > 1 and not along[0]:  # the loop adds up in the result
+        if count > 1 and not along[0]:  # the loop sums into the result
             out.as_strided((m, n), at_out, at[0]).add_(torch.bmm(a, b).sum(0))
             continue
         c = out.as_strided((count, m, n), (along[0], *at_out), at[0])

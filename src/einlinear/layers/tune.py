@@ -1,4 +1,4 @@
-"""tune: time the variants of every layer once, and remember the fastest."""
+"""tune: time the variants of every layer once and remember the fastest."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import torch
 from torch import nn
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.execute import ALL_VARIANTS, fitting_variants, multiply
 from einlinear.layers.linear import EinsumLinear, situation
 from einlinear.layers.measure import interleaved
+from einlinear.layers.variants import ALL_VARIANTS, fitting_variants, multiply
 from einlinear.structures.plan import Plan
 from einlinear.structures.values import whole_number
 
 Choices = dict[str, dict[str, str]]
-"""For every layer's name: device, dtype and token counts -> the variant to use. Plain data, fit
-for JSON."""
+"""By layer name: device, dtype and token counts -> the variant to use. Plain data."""
 
 _SITUATION = re.compile(r"\w+ \w+ up to \d+ tokens(, forward)?")
 
@@ -32,17 +31,17 @@ def tune(
 ) -> Choices:
     """Time the variants of every EinsumLinear at a number of tokens and keep the fastest.
 
-    Forward alone, for calls without gradients, and forward with backward are timed. The choice
-    holds for the device and dtype of the weights and for token counts up to the next power of two,
-    and goes where the layer goes (copy, pickle). It is also returned: keep it beside a state_dict
-    and give it back as `choices`, which then are set without timing.
+    Times forward alone, for calls without gradients, and forward with backward. A choice applies to
+    the device and dtype of the weights and to token counts up to the next power of two; it is
+    copied and pickled with the layer. The choices are also returned: save them with a state_dict
+    and pass them as `choices` to set them without timing.
     """
     layers = {name: m for name, m in model.named_modules() if isinstance(m, EinsumLinear)}
     if not layers:
         raise EinlinearError(
             what=f"{type(model).__name__} has no EinsumLinear to tune",
             rule="tune times structured layers",
-            fix="tune a model after its layers have been replaced",
+            fix="convert its layers first, for example el.convert_(model, el.btt())",
         )
     if choices is not None:
         for name, chosen in choices.items():
@@ -50,9 +49,9 @@ def tune(
             if not is_known or not all(map(_SITUATION.fullmatch, chosen)):
                 raise EinlinearError(
                     what=f"there is a choice {quote(dict(chosen))} for the layer {quote(name)}",
-                    rule="choices name layers of the model, situations such as 'cpu float32 up to "
+                    rule="choices name layers of the model, situations like 'cpu float32 up to "
                     f"2048 tokens', and variants {', '.join(ALL_VARIANTS)}",
-                    fix="give back what tune returned for such a model; its layers are "
+                    fix="pass what tune returned for such a model; its layers are "
                     f"{', '.join(map(repr, layers))}",
                 )
         for name, chosen in choices.items():
@@ -67,7 +66,7 @@ def tune(
             raise EinlinearError(
                 what="the model is on the meta device",
                 rule="tune times real multiplies",
-                fix="materialise it first: model.to_empty(device=...), then its weights",
+                fix="materialise it first: model.to_empty(device=...), then load its weights",
             )
         key = (layer.plan, weight.dtype, weight.device)
         if key not in known:
@@ -92,8 +91,8 @@ def _fastest(layer: EinsumLinear, tokens: int, repeats: int, has_backward: bool)
                 return multiply(plan, x_td, factors, variant)
 
         def both() -> object:
-            y_te = multiply(plan, x_td, factors, variant)
-            return torch.autograd.grad(y_te, [x_td, *factors], torch.ones_like(y_te))
+            y_to = multiply(plan, x_td, factors, variant)
+            return torch.autograd.grad(y_to, [x_td, *factors], torch.ones_like(y_to))
 
         return both if has_backward else forward
 

@@ -1,4 +1,4 @@
-"""ProjectedAttention: nn.MultiheadAttention whose four projections are layers of their own."""
+"""ProjectedAttention: nn.MultiheadAttention with its four projections as separate layers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class ProjectedAttention(nn.Module):
-    """Drop-in for nn.MultiheadAttention: the same call and results, any layers as projections.
+    """Drop-in replacement for nn.MultiheadAttention that takes any layers as projections.
 
-    nn.MultiheadAttention keeps three of its projections in one matrix and reads the weight of the
-    fourth, so structured layers cannot stand in it. Here they are called: q_proj, k_proj, v_proj,
-    out_proj.
+    nn.MultiheadAttention packs three of its projections into one matrix and reads the weight of the
+    fourth, so it cannot hold structured layers. This module calls q_proj, k_proj, v_proj and
+    out_proj instead.
 
     Args:
-        source: what it replaces; numbers, dropout and layout are taken from it.
-        projections: the four layers by name; those left out get the weights of the source.
+        source: the attention to replace; sizes, dropout and layout are copied from it.
+        projections: layers by name; missing ones are dense layers with the weights of the source.
     """
 
-    # nn.TransformerEncoderLayer reads these: no packed projection, hence no fused fast path.
+    # nn.TransformerEncoderLayer reads these; without a packed projection it skips its fast path.
     in_proj_weight: Tensor | None = None
     in_proj_bias: Tensor | None = None
     _qkv_same_embed_dim = False
@@ -46,7 +46,7 @@ class ProjectedAttention(nn.Module):
         self.batch_first: bool = source.batch_first
         for name in PROJECTIONS:
             self.add_module(name, projections.get(name) or projection_of(source, name))
-        # Not self.train(): the projections have flags of their own.
+        # Not self.train(), which would overwrite the training flags of the projections.
         self.training = source.training
 
     def forward(
@@ -60,7 +60,7 @@ class ProjectedAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """What nn.MultiheadAttention returns: the output, and the weights if they are needed."""
+        """Return what nn.MultiheadAttention returns: the output and, if needed, the weights."""
         self._check(query, key, value, attn_mask, is_causal)
         is_batched = query.dim() == 3
         is_transposed = is_batched and not self.batch_first
@@ -74,7 +74,7 @@ class ProjectedAttention(nn.Module):
             for name, x in zip(PROJECTIONS, (query, key, value), strict=False)
         )
         is_masked = key_padding_mask is not None or need_weights
-        is_causal = is_causal and not is_masked  # the hint stands for the mask only if it is alone
+        is_causal = is_causal and not is_masked  # the hint replaces attn_mask only if it is alone
         mask = None if is_causal else self._mask(attn_mask, key_padding_mask, query)
         mixed, weights = self._attend(q, k, v, mask, is_causal, need_weights)
         output = self.out_proj(mixed.transpose(1, 2).flatten(2))
@@ -94,7 +94,7 @@ class ProjectedAttention(nn.Module):
         is_causal: bool,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """The values mixed (batch, heads, queries, head width), and the weights if needed."""
+        """Return the mixed values (batch, heads, queries, head width) and, if needed, weights."""
         dropout = self.dropout if self.training else 0.0
         if not need_weights:
             mixed = functional.scaled_dot_product_attention(
@@ -109,7 +109,7 @@ class ProjectedAttention(nn.Module):
     def _mask(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor
     ) -> Tensor | None:
-        """Both masks as one that is added to the scores (batch, heads, queries, keys)."""
+        """Combine both masks into one to add to the scores (batch, heads, queries, keys)."""
         masks = []
         if attn_mask is not None:
             is_per_head = attn_mask.dim() == 3
@@ -125,8 +125,8 @@ class ProjectedAttention(nn.Module):
         if is_causal and attn_mask is None:
             raise EinlinearError(
                 what="is_causal is given without attn_mask",
-                rule="is_causal is a hint that attn_mask is the causal mask, as in torch",
-                fix="give attn_mask=nn.Transformer.generate_square_subsequent_mask(length) too",
+                rule="as in torch, is_causal only tells that attn_mask is the causal mask",
+                fix="also give attn_mask=nn.Transformer.generate_square_subsequent_mask(length)",
             )
         dims = {query.dim(), key.dim(), value.dim()}
         if any(x.is_nested for x in (query, key, value)) or dims not in ({2}, {3}):
@@ -135,12 +135,12 @@ class ProjectedAttention(nn.Module):
                 + ", ".join(
                     "nested" if x.is_nested else str(tuple(x.shape)) for x in (query, key, value)
                 ),
-                rule="all three are (length, width), or all with a batch axis; none is nested",
+                rule="all three are (length, width), or all have a batch axis; none is nested",
                 fix="pad sequences of different lengths and give key_padding_mask",
             )
 
     def extra_repr(self) -> str:
-        """What print(attention) shows."""
+        """Return the settings that print(attention) shows."""
         return (
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, "
             f"dropout={self.dropout}, batch_first={self.batch_first}"
@@ -148,13 +148,13 @@ class ProjectedAttention(nn.Module):
 
 
 def projection_widths(source: nn.MultiheadAttention, name: str) -> tuple[int, int]:
-    """Input and output width of one of the four projections."""
+    """Return the input and output width of one of the four projections."""
     d_in = {"k_proj": source.kdim, "v_proj": source.vdim}.get(name, source.embed_dim)
     return int(d_in), int(source.embed_dim)
 
 
 def projection_params(source: nn.MultiheadAttention, name: str) -> dict[str, nn.Parameter]:
-    """The parameters behind one of the four projections, by their names in the source."""
+    """Return the parameters of one of the four projections, by their names in the source."""
     packed = "in_proj_weight" if source.in_proj_weight is not None else f"{name}_weight"
     names = ["out_proj.weight", "out_proj.bias"] if name == "out_proj" else [packed, "in_proj_bias"]
     known = dict(source.named_parameters())
@@ -162,25 +162,18 @@ def projection_params(source: nn.MultiheadAttention, name: str) -> dict[str, nn.
 
 
 def projection_of(source: nn.MultiheadAttention, name: str) -> nn.Module:
-    """One of the four projections as a dense layer with the source's weights."""
+    """Return one of the four projections as a dense layer with the weights of the source."""
     if name == "out_proj":
         return source.out_proj
     weight, *bias = projection_params(source, name).values()
     d_in, d_out = projection_widths(source, name)
     linear = nn.Linear(d_in, d_out, bias=bool(bias), device="meta")
-    rows = slice(None)
-    if source.in_proj_weight is not None:
-        rows = _rows(name, d_out)
-    linear.weight = _copied(weight, rows)
+    start = PROJECTIONS.index(name) * d_out
+    rows = slice(start, start + d_out)  # of the packed weight and bias
+    linear.weight = _copied(weight, slice(None) if source.in_proj_weight is None else rows)
     if bias:
-        linear.bias = _copied(bias[0], _rows(name, d_out))
+        linear.bias = _copied(bias[0], rows)
     return linear.train(source.training)
-
-
-def _rows(name: str, width: int) -> slice:
-    """Where a projection stands in what nn.MultiheadAttention packs."""
-    start = PROJECTIONS.index(name) * width
-    return slice(start, start + width)
 
 
 def _copied(parameter: nn.Parameter, rows: slice) -> nn.Parameter:
@@ -188,7 +181,7 @@ def _copied(parameter: nn.Parameter, rows: slice) -> nn.Parameter:
 
 
 def _added(mask: Tensor, query: Tensor) -> Tensor:
-    """A mask that is added to scores: True forbids."""
+    """Return a mask to add to the scores; True in a boolean mask hides a key."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask, float("-inf"))

@@ -1,4 +1,4 @@
-"""generate: new tokens from a language model, each drawn from what it says comes next."""
+"""generate: sample new tokens from a language model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from einlinear.errors import EinlinearError
 from einlinear.models.gpt import GPT, Cache
 from einlinear.structures.values import whole_number
 
-_COLDEST = 1e-6  # below this, float32 cannot tell a temperature from 0
+_COLDEST = 1e-6  # lower temperatures are the same as 0 in float32
 
 
 def generate(
@@ -25,15 +25,15 @@ def generate(
     top_k: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The tokens (batch, length) with num_new more: (batch, length + num_new).
+    """Append num_new sampled tokens to each prompt; return (batch, length + num_new).
 
     Args:
-        model: a GPT, also with structured layers.
-        tokens: prompts of one length, one token or more each.
-        num_new: how many tokens are added to each.
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: only the likeliest so many tokens can be drawn; all unless given.
-        generator: of the random numbers, for the same tokens each time; torch's own unless given.
+        model: a GPT, dense or structured.
+        tokens: prompts (batch, length) of equal length, at least one token each.
+        num_new: number of tokens to append to each prompt.
+        temperature: divides the logits; 0 always takes the likeliest token.
+        top_k: sample from the top k tokens only; from all tokens if None.
+        generator: random generator, for reproducible tokens; torch's default if None.
     """
     new = stream(model, tokens, num_new, temperature=temperature, top_k=top_k, generator=generator)
     return torch.cat([tokens, *(token.unsqueeze(1) for token in new)], dim=1)
@@ -48,17 +48,17 @@ def stream(
     top_k: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """The new tokens of `generate` as they come: num_new tensors (batch,).
+    """Yield the new tokens of `generate` as they are sampled: num_new tensors (batch,).
 
-    Keys and values are kept, so that a new token costs one token. When the context is full, its
-    older half is forgotten and the newer one read again, with places counted from its start: each
-    token is drawn by a model that sees at least the last half of the context, if there are so many
-    tokens, and never sees more than a context.
+    Keys and values are cached, so each new token costs the compute of one token. When the context
+    is full, the model drops its older half and reads the newer half again, with positions counted
+    from its start. So the model always sees at least the last half context of tokens, if there are
+    that many, and never more than one context.
     Checked by: test_generate.py::test_tokens_are_those_of_the_model_without_a_cache.
     """
     _check_prompt(model, tokens)
     draw = partial(
-        _drawn,
+        _sampled,
         temperature=_checked_temperature(temperature),
         top_k=None if top_k is None else whole_number(top_k, "top_k", 1),
         generator=generator,
@@ -83,13 +83,13 @@ def _stream(
 
 @torch.no_grad()
 def _next_logits(model: GPT, unread: Tensor, caches: list[Cache]) -> Tensor:
-    """The logits (batch, vocab_size) of what follows the last token."""
+    """Return the logits (batch, vocab_size) of the token after the last."""
     logits: Tensor = model(unread, caches)[:, -1]
     if not logits.isfinite().all():
         raise EinlinearError(
-            what="the model gives logits that are not finite",
-            rule="tokens are drawn from probabilities",
-            fix="take weights from before training diverged",
+            what="the model returns logits that are not finite",
+            rule="sampling needs finite logits",
+            fix="load a checkpoint from before training diverged",
         )
     return logits
 
@@ -99,28 +99,28 @@ def _check_prompt(model: GPT, tokens: Tensor) -> None:
     if not is_whole or tokens.dim() != 2 or not tokens.numel():
         raise EinlinearError(
             what=f"the prompts have shape {tuple(tokens.shape)} and dtype {tokens.dtype}",
-            rule="prompts are int64, (batch, length), with one token or more each",
-            fix="give prompts of one length; a single one as tokens.unsqueeze(0)",
+            rule="prompts are int64 of shape (batch, length), with at least one token each",
+            fix="give prompts of equal length; a single one as tokens.unsqueeze(0)",
         )
     lowest, highest = int(tokens.min()), int(tokens.max())
     if lowest < 0 or highest >= model.vocab_size:
         raise EinlinearError(
             what=f"the prompts have tokens from {lowest} to {highest}",
-            rule=f"the model knows tokens from 0 to {model.vocab_size - 1}",
-            fix="encode the prompts as the text was that the model was trained on",
+            rule=f"the tokens of this model are 0 to {model.vocab_size - 1}",
+            fix="encode the prompts with the vocabulary that the model was trained with",
         )
 
 
-def _drawn(
+def _sampled(
     logits: Tensor, *, temperature: float, top_k: int | None, generator: torch.Generator | None
 ) -> Tensor:
-    """One token for each row of logits."""
+    """Sample one token for each row of logits."""
     if temperature < _COLDEST:
         return logits.argmax(dim=-1)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     vocab_size = logits.shape[-1]
     logits, tokens = logits.topk(min(top_k or vocab_size, vocab_size), dim=-1)
-    # The first is the highest: less it, no temperature makes a logit infinite.
+    # The first logit is the highest; subtracting it keeps all others finite at any temperature.
     probabilities = ((logits - logits[:, :1]) / temperature).softmax(dim=-1)
     place = torch.multinomial(probabilities, 1, generator=generator)
     return tokens.gather(1, place).squeeze(1)
@@ -131,6 +131,7 @@ def _checked_temperature(temperature: float) -> float:
         return float(temperature)
     raise EinlinearError(
         what=f"the temperature is {temperature}",
-        rule="a temperature is a number of 0 or more",
-        fix="give 1.0 for the model as it is, less for likelier tokens, 0 for the likeliest",
+        rule="a temperature is a finite number of 0 or more",
+        fix="give 1.0 to sample from the model's probabilities, less to favour likely tokens, or 0 "
+        "to always take the likeliest",
     )

@@ -1,7 +1,7 @@
-"""GPT: a GPT-2 of plain linear layers, whole in this file.
+"""GPT: a GPT-2 built from plain linear layers, all in this file.
 
-A tensor's suffix names its axes: b batch, h heads, i tokens that are read, j tokens that are seen
-(those read, and those in the cache before them), d the width of a head.
+The suffix of a tensor names its axes: b batch, h heads, i tokens being read, j tokens that can be
+attended to (those being read and those already in the cache), d features of a head.
 """
 
 from __future__ import annotations
@@ -9,56 +9,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from math import inf, isfinite, sqrt
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from einlinear.errors import EinlinearError, quote
-from einlinear.layers.room import room_for
+from einlinear.errors import EinlinearError
+from einlinear.layers.machine import room_for
 from einlinear.layers.scaling import EMBEDDING_STD, Scaling, embedding_scaling
-from einlinear.models.init import init_
-from einlinear.structures.values import whole_number
-
-Positions = Literal["learned", "rotary", "alibi"]
+from einlinear.models.choices import PositionKind
+from einlinear.models.mup.init import init_
+from einlinear.structures.values import one_of, whole_number
 
 MOST_BLOCKS = 10_000
-"""Of a model: more would take minutes to make, whatever their width."""
+"""The largest depth: a deeper model would take minutes to build, even a narrow one."""
 
 _HEAD_SIZE = 64
-_TIED_WIDTH = 64  # the width at which a tied head gives its logits as they are
+_TIED_WIDTH = 64  # the width at which a tied head does not rescale its input
 _ROTARY_BASE = 10_000.0
-_NORM_MACS = 5  # for each number that a norm reads
+_NORM_MACS = 5  # per input element of a norm
 
 
 class GPT(nn.Module):
-    """A language model as in the paper: GPT-2, with what muP asks for.
+    """The language model of the paper: GPT-2 with the changes that muP needs.
 
-        x = embedding[token] + places[i]             places with learned positions only
+        x = embedding[token] + places[i]             places only with learned positions
         x = x + s attention(norm(x))                 in each block, s = sqrt(3 / depth)
         x = x + s down(gelu(up(norm(x))))
         logits = head(norm(x))
 
-    Queries and keys are normed head by head, and a logit of attention is 8 q k / head_size. Nothing
-    has a bias. The head and the last layer of every branch start at zero, so a new model gives
-    equal logits. All linear layers are nn.Linear for `convert_` to replace; call `init_` after it,
-    since it draws layers anew. Ref: [P24, R19]; rotary [S21]; alibi [P22].
+    Queries and keys are normalised per head, and attention scores are 8 q k / head_size. There are
+    no biases. The head and the last layer of every residual branch start at zero, so a new model
+    gives equal logits. Every linear layer is an nn.Linear that `convert_` can replace. Call `init_`
+    after converting: the new layers do not know that they should start at zero.
+    Ref: [P24, R19]; rotary [S21]; alibi [P22].
 
     Args:
-        vocab_size: how many tokens there are.
-        context: the most tokens that the model sees at once.
-        width: of the vector of a token.
-        depth: how many blocks.
-        head_size: of an attention head; 64 unless this or num_heads is given.
-        num_heads: how many attention heads; in place of head_size.
-        positions: "learned" vectors as in the paper, "rotary" or "alibi".
-        embedding_std: the deviation of embeddings at the start.
-        tied: whether the head has the weight of the embedding. Its input is multiplied by
-            64 / width then, because an embedding moves by the same amount at every width. Leave
-            embedding_std small: a token's own logit starts near 64 embedding_std.
-        device: where the parameters are.
-        dtype: of the parameters.
+        vocab_size: number of tokens in the vocabulary.
+        context: maximum sequence length.
+        width: number of features per token.
+        depth: number of blocks.
+        head_size: features per attention head; 64 if neither this nor num_heads is given.
+        num_heads: number of attention heads; give this or head_size.
+        positions: "learned" as in the paper, "rotary" or "alibi".
+        embedding_std: initial standard deviation of the embeddings.
+        tied: share one weight between the embedding and the head. The input of the head is then
+            multiplied by 64 / width, because an embedding moves by the same amount at every width.
+            Keep embedding_std small: a token's own logit starts near 64 embedding_std.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GPT(nn.Module):
         depth: int,
         head_size: int | None = None,
         num_heads: int | None = None,
-        positions: Positions = "learned",
+        positions: PositionKind = "learned",
         embedding_std: float = EMBEDDING_STD,
         tied: bool = False,
         device: torch.device | str | None = None,
@@ -83,7 +83,13 @@ class GPT(nn.Module):
         self.depth = whole_number(depth, "depth", 1, MOST_BLOCKS)
         self.num_heads = _count_heads(self.width, head_size, num_heads)
         self.head_size = self.width // self.num_heads
-        self.positions = _checked_positions(positions, self.head_size)
+        self.positions = one_of(positions, "positions", get_args(PositionKind))
+        if self.positions == "rotary" and self.head_size % 2:
+            raise EinlinearError(
+                what=f"positions is 'rotary' and head_size is {self.head_size}",
+                rule="rotary positions rotate pairs of features",
+                fix='give an even head_size, or positions="alibi"',
+            )
         self.tied = tied
         with self._room():
             self._build(embedding_std, {"device": device, "dtype": dtype})
@@ -116,14 +122,14 @@ class GPT(nn.Module):
         return room_for(name, sum(parts.values()), f"give a smaller {largest}")
 
     def layer_roles(self) -> dict[str, str]:
-        """The head, which starts at zero unless it is tied."""
+        """Name the head, which starts at zero unless it is tied."""
         return {"head": "head"}
 
     def forward(self, tokens: Tensor, caches: Sequence[Cache] | None = None) -> Tensor:
-        """Logits (batch, length, vocab_size) of the token after each of tokens (batch, length).
+        """Return the logits (batch, length, vocab_size) of the next token at each position.
 
-        With caches, from `new_caches`, the tokens follow those that the caches hold, and are added
-        to them.
+        With caches from `new_caches`, the tokens (batch, length) continue those in the caches and
+        are added to them.
         """
         start = caches[0].length if caches else 0
         self._check(tokens, start)
@@ -139,33 +145,33 @@ class GPT(nn.Module):
         return logits
 
     def new_caches(self) -> list[Cache]:
-        """An empty cache for every block."""
+        """Return an empty cache for each block."""
         return [Cache(self.context) for _ in self.blocks]
 
     def attention_macs(self, length: int | None = None) -> int:
-        """Multiply-adds per token of attention itself, in sequences of that length (or context).
+        """Return the multiply-adds per token of attention in sequences of this length.
 
             2 depth length width
 
-        Scores and mixed values of all pairs of tokens count, though half of them are masked.
+        All pairs of tokens count, although half of them are masked. The length defaults to context.
         """
         length = self.context if length is None else whole_number(length, "length", 1)
         return 2 * self.depth * length * self.width
 
     def norm_macs(self) -> int:
-        """What the norms count as, per token: five multiply-adds for each number they read.
+        """Return the cost of the norms per token: five multiply-adds for each input element.
 
             5 (4 depth + 1) width
 
-        That is the convention of the paper, whose compute per token is the sum of this, of
-        `attention_macs()`, and of all linear layers with the head; no embedding, softmax or GELU.
-        Width 256, 3 blocks, context 128 and 96 tokens make 2,597,120.
+        The paper counts compute per token as the sum of this, `attention_macs()` and all linear
+        layers including the head; embeddings, softmax and GELU are free. With width 256, 3 blocks,
+        context 128 and 96 tokens that makes 2,597,120.
         Checked by: test_gpt.py::test_the_dense_reference_of_the_paper.
         """
         return _NORM_MACS * (4 * self.depth + 1) * self.width
 
     def _order(self, start: int, end: int, x: Tensor) -> Order:
-        """How tokens start to end are placed, for all blocks alike."""
+        """Return the positions of the tokens from start to end, shared by all blocks."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         seen = torch.arange(end, device=x.device, dtype=dtype)
         read = seen[start:]
@@ -185,13 +191,13 @@ class GPT(nn.Module):
             raise EinlinearError(
                 what=f"the tokens have shape {tuple(tokens.shape)} and dtype "
                 f"{tokens.dtype}{before}",
-                rule="tokens are int64, (batch, length), with a length of 1 or more; in all at "
-                f"most {self.context}, the model's context",
-                fix=f"give tokens[:, -{self.context}:], or make the model with a larger context",
+                rule="tokens are int64 of shape (batch, length), with a length of 1 or more, and "
+                f"at most {self.context} in all, the model's context",
+                fix=f"give tokens[:, -{self.context}:], or build the model with a larger context",
             )
 
     def extra_repr(self) -> str:
-        """What print(model) shows."""
+        """Return the settings that print(model) shows."""
         return (
             f"context={self.context}, num_heads={self.num_heads}, positions={self.positions!r}, "
             f"tied={self.tied}"
@@ -199,7 +205,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward net of 4 x the width, each on a normed input and added."""
+    """A transformer block: attention and a feed-forward network, both pre-norm and residual."""
 
     def __init__(self, width: int, num_heads: int, scale: float, **to: Any) -> None:
         super().__init__()
@@ -210,13 +216,13 @@ class Block(nn.Module):
         self.mlp = FeedForward(width, 4 * width, **to)
 
     def forward(self, x: Tensor, order: Order, cache: Cache | None = None) -> Tensor:
-        """The block applied to sequences (batch, length, width)."""
+        """Apply the block to sequences (batch, length, width)."""
         x = torch.add(x, self.attention(self.attention_norm(x), order, cache), alpha=self.scale)
         return torch.add(x, self.mlp(self.mlp_norm(x)), alpha=self.scale)
 
 
 class Attention(nn.Module):
-    """Causal attention with normed queries and keys."""
+    """Causal self-attention with normalised queries and keys."""
 
     def __init__(self, width: int, num_heads: int, **to: Any) -> None:
         super().__init__()
@@ -229,11 +235,11 @@ class Attention(nn.Module):
         self.k_norm = nn.LayerNorm(self.head_size, bias=False, **to)
 
     def layer_roles(self) -> dict[str, str]:
-        """The end of the branch, which starts at zero."""
+        """Name the last layer of the branch, which starts at zero."""
         return {"o_proj": "zero"}
 
     def forward(self, x: Tensor, order: Order, cache: Cache | None = None) -> Tensor:
-        """The values that each token attends to, mixed and projected."""
+        """Attend from each token to itself and the tokens before it."""
         heads = (self.num_heads, self.head_size)
         q_bhid = self.q_norm(self.q_proj(x).unflatten(-1, heads)).transpose(1, 2)
         k_bhjd = self.k_norm(self.k_proj(x).unflatten(-1, heads)).transpose(1, 2)
@@ -248,7 +254,7 @@ class Attention(nn.Module):
             k_bhjd,
             v_bhjd,
             attn_mask=order.bias,
-            # Without a bias the tokens are all that is seen, or one that sees them all.
+            # Without a bias there is no cache yet, or one token that sees everything before it.
             is_causal=order.bias is None and x.shape[1] > 1,
             scale=8 / self.head_size,
         )
@@ -257,7 +263,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two layers with GELU between them."""
+    """Two linear layers with a GELU between them."""
 
     def __init__(self, width: int, hidden: int, **to: Any) -> None:
         super().__init__()
@@ -265,35 +271,35 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False, **to)
 
     def layer_roles(self) -> dict[str, str]:
-        """The end of the branch, which starts at zero."""
+        """Name the last layer of the branch, which starts at zero."""
         return {"down": "zero"}
 
     def forward(self, x: Tensor) -> Tensor:
-        """The net applied to the last axis of x."""
+        """Apply the network to the last axis of x."""
         y: Tensor = self.down(gelu(self.up(x)))
         return y
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors that declares the deviation it starts with."""
+    """An embedding that declares its initial standard deviation."""
 
     def __init__(self, rows: int, width: int, std: float, **to: Any) -> None:
         if not (isfinite(std) and std >= 0):
             raise EinlinearError(
                 what=f"embedding_std is {std}",
-                rule="a deviation is a number of 0 or more",
+                rule="a standard deviation is a finite number of 0 or more",
                 fix=f"give {EMBEDDING_STD} as in the paper, or 1.0",
             )
         super().__init__(rows, width, **to)
         self.std = float(std)
 
     def param_scaling(self) -> dict[str, Scaling]:
-        """What `init_` and `param_groups` need to know."""
+        """Tell `init_` and `param_groups` how the weight scales."""
         return {"weight": embedding_scaling(self.embedding_dim, self.std)}
 
 
 class Order(NamedTuple):
-    """What tells the places of tokens apart: a bias of attention, or angles of rotation."""
+    """Positions as attention needs them: a bias for its scores, or angles of rotation."""
 
     bias: Tensor | None
     cos: Tensor | None
@@ -301,7 +307,7 @@ class Order(NamedTuple):
 
 
 class Cache:
-    """Keys and values of the tokens that one block has read, with room for `context` of them."""
+    """Keys and values of the tokens that one block has read, at most `context` of them."""
 
     def __init__(self, context: int) -> None:
         self.context = context
@@ -310,7 +316,7 @@ class Cache:
         self._values: Tensor | None = None
 
     def extend(self, k_bhid: Tensor, v_bhid: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values at the end; returns all of them."""
+        """Append keys and values; return all of them."""
         if self._keys is None or self._values is None:
             batch, heads, _, size = k_bhid.shape
             self._keys = k_bhid.new_empty(batch, heads, self.context, size)
@@ -322,13 +328,13 @@ class Cache:
 
 
 def causal(read: Tensor, seen: Tensor) -> Tensor:
-    """The bias (i, j) by which a token does not see later ones."""
+    """Return the bias (i, j) that hides later tokens."""
     is_later = seen > read[:, None]
     return torch.zeros_like(is_later, dtype=seen.dtype).masked_fill(is_later, -inf)
 
 
 def alibi(read: Tensor, seen: Tensor, num_heads: int) -> Tensor:
-    """The bias (1, h, i, j) by which a token sees others the less, the farther back they are.
+    """Return the bias (1, h, i, j) that falls with the distance between two tokens.
 
         -2**(-8 h / num_heads) (i - j),  h = 1 ... num_heads
 
@@ -340,7 +346,7 @@ def alibi(read: Tensor, seen: Tensor, num_heads: int) -> Tensor:
 
 
 def rotary(read: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (i, d / 2) of the angles by which pairs of numbers are turned.
+    """Return the cosine and sine (i, d / 2) of the angles that rotate pairs of features.
 
         i * 10000**(-2 n / d),  n = 0 ... d / 2 - 1
 
@@ -352,18 +358,18 @@ def rotary(read: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
 
 
 def rotated(x_bhid: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Each pair of numbers (n, n + d / 2) turned by its angle."""
+    """Rotate each pair of features (n, n + d / 2) by its angle."""
     first, second = x_bhid.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 
 
 def _count_heads(width: int, head_size: int | None, num_heads: int | None) -> int:
-    """How many heads there are; one of the two is given, or neither."""
+    """Return the number of heads, from head_size or num_heads, whichever is given."""
     if head_size is not None and num_heads is not None:
         raise EinlinearError(
             what=f"head_size is {head_size} and num_heads is {num_heads}",
-            rule="one of the two follows from the other and the width",
-            fix="give one of them",
+            rule="each of the two follows from the other and the width",
+            fix="give only one of them",
         )
     name, number = ("head_size", head_size) if num_heads is None else ("num_heads", num_heads)
     number = whole_number(_HEAD_SIZE if number is None else number, name, 1)
@@ -371,23 +377,7 @@ def _count_heads(width: int, head_size: int | None, num_heads: int | None) -> in
         fits = max(n for n in range(1, min(width, number) + 1) if width % n == 0)
         raise EinlinearError(
             what=f"the width is {width} and {name} is {number}",
-            rule="the width is shared out to heads of one size",
+            rule="the width is divided equally among the heads",
             fix=f"give {name}={fits}, or a width that is a multiple of {number}",
         )
     return width // number if num_heads is None else number
-
-
-def _checked_positions(positions: Positions, head_size: int) -> Positions:
-    if positions not in get_args(Positions):
-        raise EinlinearError(
-            what=f"positions is {quote(positions)}",
-            rule=f"positions is one of {', '.join(map(repr, get_args(Positions)))}",
-            fix='give positions="learned" as in the paper, or "alibi" for small models',
-        )
-    if positions == "rotary" and head_size % 2:
-        raise EinlinearError(
-            what=f"positions is 'rotary' and heads have the size {head_size}",
-            rule="rotary positions turn pairs of numbers",
-            fix="give an even head_size, or another kind of positions",
-        )
-    return positions

@@ -1,41 +1,39 @@
-"""MLP and ResidualMLP: perceptrons of plain linear layers.
+"""MLP and ResidualMLP: perceptrons built from plain linear layers.
 
-The inner layers of both, as of GPT, are those that the pattern "blocks.*" fits.
+As in GPT, the pattern "blocks.*" matches the inner layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import sqrt
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
-from einlinear.errors import EinlinearError, quote
-from einlinear.models.init import init_
-from einlinear.structures.values import whole_number
-
-Activation = Literal["relu", "gelu"]
+from einlinear.models.choices import ActivationName
+from einlinear.models.mup.init import init_
+from einlinear.structures.values import one_of, whole_number
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": relu, "gelu": gelu}
 
 
 class MLP(nn.Module):
-    """A plain perceptron: an input layer, depth - 1 square layers, a head that starts at zero.
+    """A plain perceptron: an input layer, depth - 1 square layers, and a head that starts at zero.
 
-    Each layer but the head is followed by the activation. `convert_(model, {"blocks.*": ...})`
-    replaces the square layers; call `init_` after it.
+    Every layer except the head is followed by the activation. To replace the square layers, call
+    `convert_(model, {"blocks.*": ...})`, then `init_`.
 
     Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        width: of the hidden layers.
-        depth: how many hidden layers there are, the input layer among them.
+        in_features: number of input features.
+        out_features: number of output features.
+        width: width of the hidden layers.
+        depth: number of hidden layers, including the input layer.
         activation: "relu" or "gelu".
-        device: where the parameters are.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -45,31 +43,26 @@ class MLP(nn.Module):
         *,
         width: int,
         depth: int = 3,
-        activation: Activation = "relu",
+        activation: ActivationName = "relu",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         width, depth = whole_number(width, "width", 1), whole_number(depth, "depth", 1)
-        if activation not in get_args(Activation):
-            raise EinlinearError(
-                what=f"the activation is {quote(activation)}",
-                rule=f"an activation is one of {', '.join(map(repr, get_args(Activation)))}",
-                fix='give activation="relu"',
-            )
         to: Any = {"device": device, "dtype": dtype}
-        self.activation = activation
+        self.activation = one_of(activation, "activation", tuple(_ACTIVATIONS))
         self.input = nn.Linear(whole_number(in_features, "in_features", 1), width, **to)
         self.blocks = nn.ModuleList(nn.Linear(width, width, **to) for _ in range(depth - 1))
         self.head = nn.Linear(width, whole_number(out_features, "out_features", 1), **to)
-        _init_unless_meta_(self)
+        if not self.head.weight.is_meta:
+            init_(self)
 
     def layer_roles(self) -> dict[str, str]:
-        """The head, which starts at zero."""
+        """Name the head, which starts at zero."""
         return {"head": "head"}
 
     def forward(self, x: Tensor) -> Tensor:
-        """The net applied to the last axis of x."""
+        """Apply the network to the last axis of x."""
         activation = _ACTIVATIONS[self.activation]
         x = activation(self.input(x))
         for layer in self.blocks:
@@ -78,27 +71,27 @@ class MLP(nn.Module):
         return y
 
     def extra_repr(self) -> str:
-        """What print(model) shows."""
+        """Return the settings that print(model) shows."""
         return f"activation={self.activation!r}"
 
 
 class ResidualMLP(nn.Module):
-    """The paper's net for regression: residual blocks between an input layer and a head.
+    """The paper's regression network: residual blocks between an input layer and a head.
 
         x = input(x)
         x = x + s down(gelu(up(norm(x))))        in each block, s = sqrt(3 / depth)
         y = head(x)
 
-    up makes 4 x the width. The head and every `down` start at zero. `convert_(model, {"blocks.*":
-    ...})` replaces the inner layers, as in the paper; call `init_` after it. Ref: [P24].
+    `up` has 4 width outputs. The head and every `down` start at zero. To replace the inner layers,
+    as the paper does, call `convert_(model, {"blocks.*": ...})`, then `init_`. Ref: [P24].
 
     Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        width: of the stream that blocks add to.
-        depth: how many blocks there are.
-        device: where the parameters are.
-        dtype: of the parameters.
+        in_features: number of input features.
+        out_features: number of output features.
+        width: width of the residual stream.
+        depth: number of blocks.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -119,14 +112,15 @@ class ResidualMLP(nn.Module):
             ResidualBlock(width, sqrt(3 / depth), **to) for _ in range(depth)
         )
         self.head = nn.Linear(width, whole_number(out_features, "out_features", 1), **to)
-        _init_unless_meta_(self)
+        if not self.head.weight.is_meta:
+            init_(self)
 
     def layer_roles(self) -> dict[str, str]:
-        """The head, which starts at zero."""
+        """Name the head, which starts at zero."""
         return {"head": "head"}
 
     def forward(self, x: Tensor) -> Tensor:
-        """The net applied to the last axis of x."""
+        """Apply the network to the last axis of x."""
         x = self.input(x)
         for block in self.blocks:
             x = block(x)
@@ -135,7 +129,7 @@ class ResidualMLP(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """A feed-forward net of 4 x the width on a normed input, added to it."""
+    """A residual block: norm, 4 x as many features, GELU, and back."""
 
     def __init__(self, width: int, scale: float, **to: Any) -> None:
         super().__init__()
@@ -145,14 +139,9 @@ class ResidualBlock(nn.Module):
         self.down = nn.Linear(4 * width, width, **to)
 
     def layer_roles(self) -> dict[str, str]:
-        """The end of the branch, which starts at zero."""
+        """Name the last layer of the branch, which starts at zero."""
         return {"down": "zero"}
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block applied to the last axis of x."""
+        """Apply the block to the last axis of x."""
         return torch.add(x, self.down(gelu(self.up(self.norm(x)))), alpha=self.scale)
-
-
-def _init_unless_meta_(model: MLP | ResidualMLP) -> None:
-    if not model.head.weight.is_meta:
-        init_(model)

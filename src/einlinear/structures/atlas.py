@@ -1,16 +1,17 @@
-"""The atlas: named and sampled structures in the space of omega, psi and nu, as one HTML page."""
+"""The atlas: named and random structures in the space of ω, ψ and ν, as one HTML page."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 from html import escape
-from importlib import resources
-from string import Template
+from typing import NamedTuple
 
-from einlinear.pages import plotly_script, script_json
-from einlinear.structures.diagram import draw_structure
-from einlinear.structures.plan import Plan, make_plan
+from markupsafe import Markup
+
+from einlinear.show.pages import plotly_script, render
+from einlinear.structures.diagram import RANK_COLOUR, SIDE_COLOURS, draw_structure
+from einlinear.structures.plan import make_plan
 from einlinear.structures.sampling import sample_structures
 from einlinear.structures.structure import Structure
 from einlinear.structures.taxonomy import Taxonomy, taxonomy
@@ -22,25 +23,41 @@ NAMED_EXAMPLES = {
     "low rank": "low_rank",
     "Kronecker": "kronecker",
     "Kronecker, 3 factors": "kronecker(num_factors=3)",
-    "TT, rank d^1/4": "tensor_train(rank_exponent=1/4)",
+    "TT, rank d¹ᐟ⁴": "tensor_train(rank_exponent=1/4)",
     "Monarch": "monarch",
     "BTT, rank 4": "btt(rank=4)",
-    "BTT, rank d^1/4": "btt(rank_exponent=1/4)",
+    "BTT, rank d¹ᐟ⁴": "btt(rank_exponent=1/4)",
     "BTT, 3 factors": "btt(num_factors=3)",
     "narrow BTT": "theta(3/4,0,1/4,0,3/4,1/4,0)",
     "generic": "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)",
 }
-"""What the table of the atlas shows: names for people, and texts that `parse` reads."""
+"""The structures in the table of the atlas: names for people, and texts that `parse` reads."""
 
 _GAP = "\u00a0" * 3
 
+
+class AtlasGroup(NamedTuple):
+    """Points of one kind: how the legend names them, and their colour on light and dark pages."""
+
+    title: str
+    light: str
+    dark: str
+
+
 GROUPS = {
-    "named": ("Named structures", "#111827"),
-    "best": ("No sharing, full rank: omega = 0 and psi = 1", "#0f9d58"),
-    "unshared": ("No parameter sharing: omega = 0", "#2563a8"),
-    "any": ("Any two-factor structure", "#9ca3af"),
-    "three": ("Any three-factor structure", "#d97706"),
+    "named": AtlasGroup("Named structures", "#111827", "#f3f4f6"),
+    "best": AtlasGroup("No sharing, full rank: ω = 0 and ψ = 1", "#0f9d58", "#34c77b"),
+    "unshared": AtlasGroup("No parameter sharing: ω = 0", "#2563a8", "#6ea8e6"),
+    "any": AtlasGroup("Any two-factor structure", "#9ca3af", "#7d8794"),
+    "three": AtlasGroup("Any three-factor structure", "#d97706", "#f0a13c"),
 }
+
+_EDGE_COLOURS = {
+    SIDE_COLOURS["X"]: "#6ea8e6",
+    SIDE_COLOURS["Y"]: "#eb9a55",
+    RANK_COLOUR: "#b294f5",
+}
+"""The colours of the diagrams on a dark page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,7 @@ class AtlasRow:
 
 
 MOST_SAMPLES = 20_000
-"""In each group: more make a page that no browser shows."""
+"""The most random structures in each group; browsers cannot show more."""
 
 
 def atlas_rows(samples: int, seed: int = 0) -> list[AtlasRow]:
@@ -77,79 +94,76 @@ def atlas_rows(samples: int, seed: int = 0) -> list[AtlasRow]:
 
 
 def draw_atlas(rows: list[AtlasRow], width: int) -> str:
-    """One page that needs nothing else: the space, two views of it, the named structures."""
-    figures = {
-        "space": _space(rows),
-        "rank-cost": _view(rows, "psi"),
-        "sharing-cost": _view(rows, "omega"),
-    }
+    """One self-contained page: the space, two views of it, and the named structures."""
     named = [row for row in rows if row.group == "named"]
-    calls = "\n".join(
-        f"Plotly.newPlot('{name}', {script_json(data)}, {script_json(layout)}, "
-        "{responsive: true, displayModeBar: false});"
-        for name, (data, layout) in figures.items()
-    )
-    template = resources.files("einlinear.structures").joinpath("atlas.html")
-    return Template(template.read_text(encoding="utf-8")).substitute(
+    plans = [make_plan(row.structure, width, width) for row in named]
+    pictures = [Markup(draw_structure(plan, caption=False)) for plan in plans]
+    return render(
+        "einlinear.structures",
+        "atlas.html",
         width=width,
         count=len(rows) - len(named),
-        cards="\n".join(_card(row, make_plan(row.structure, width, width)) for row in named),
-        table="\n".join(_table_row(row, make_plan(row.structure, width, width)) for row in named),
+        groups=GROUPS,
+        edge_colours=_EDGE_COLOURS,
+        named=list(zip(named, plans, pictures, strict=True)),
+        figures={
+            "space": _space(rows),
+            "rank-cost": _view(rows, "psi"),
+            "sharing-cost": _view(rows, "omega"),
+        },
         plotly=plotly_script(),
-        calls=calls,
     )
 
 
-def _points(rows: list[AtlasRow]) -> list[tuple[str, str, list[AtlasRow]]]:
-    """The rows of each group with its title and colour; named ones are drawn last, on top."""
-    return [
-        (title, colour, [row for row in rows if row.group == group])
-        for group, (title, colour) in reversed(GROUPS.items())
-    ]
+def _traces(
+    rows: list[AtlasRow], axes: tuple[str, ...], sizes: tuple[int, int], **style: object
+) -> list[dict[str, object]]:
+    """One trace per group, at the exponents `axes`; named structures are drawn last, on top."""
+    found = []
+    for name, group in reversed(GROUPS.items()):
+        held = [row for row in rows if row.group == name]
+        places = zip("xyz", axes, strict=False)
+        is_named = name == "named"
+        found.append(
+            {
+                "mode": "markers+text" if is_named else "markers",
+                "name": group.title,
+                **{k: [float(getattr(row.taxonomy, axis)) for row in held] for k, axis in places},
+                "text": _labels(held, axes) if is_named else None,
+                "textfont": {"size": 12 if len(axes) > 2 else 11, "color": f"--{name}"},
+                "hovertext": [_hover(row) for row in held],
+                "hoverinfo": "text",
+                "marker": {
+                    "size": sizes[is_named],
+                    "color": f"--{name}",
+                    "symbol": "diamond" if is_named else "circle",
+                    "opacity": 1 if is_named else 0.6,
+                },
+                **style,
+            }
+        )
+    return found
 
 
 def _hover(row: AtlasRow) -> str:
     t = row.taxonomy
-    return f"<b>{escape(row.text)}</b><br>omega {t.omega}, psi {t.psi}, nu {t.nu}"
+    return f"<b>{escape(row.text)}</b><br>ω {t.omega}, ψ {t.psi}, ν {t.nu}"
 
 
-def _space(rows: list[AtlasRow]) -> tuple[list[dict[str, object]], dict[str, object]]:
-    """Traces and layout of the three-dimensional picture."""
-    data: list[dict[str, object]] = [
-        _plane("omega = 0", "#2563a8", x=[0, 0, 0, 0], y=[0, 1, 1, 0], z=[0, 0, 1, 1]),
-        _plane("psi = 1", "#0f9d58", x=[0, 1, 1, 0], y=[1, 1, 1, 1], z=[0, 0, 1, 1]),
+def _space(rows: list[AtlasRow]) -> dict[str, object]:
+    """The three-dimensional picture."""
+    data = [
+        _plane("ω = 0", "--unshared", x=[0, 0, 0, 0], y=[0, 1, 1, 0], z=[0, 0, 1, 1]),
+        _plane("ψ = 1", "--best", x=[0, 1, 1, 0], y=[1, 1, 1, 1], z=[0, 0, 1, 1]),
     ]
-    for title, colour, group in _points(rows):
-        is_named = bool(group) and group[0].group == "named"
-        data.append(
-            {
-                "type": "scatter3d",
-                "mode": "markers+text" if is_named else "markers",
-                "name": title,
-                "x": [float(row.taxonomy.omega) for row in group],
-                "y": [float(row.taxonomy.psi) for row in group],
-                "z": [float(row.taxonomy.nu) for row in group],
-                "text": _labels(group, ("omega", "psi", "nu")) if is_named else None,
-                "textposition": "middle right",
-                "textfont": {"size": 12, "color": colour},
-                "hovertext": [_hover(row) for row in group],
-                "hoverinfo": "text",
-                "marker": {
-                    "size": 7 if is_named else 3,
-                    "color": colour,
-                    "symbol": "diamond" if is_named else "circle",
-                    "opacity": 1 if is_named else 0.65,
-                },
-            }
-        )
-    axes = {
-        "xaxis": {"title": {"text": "omega: parameter sharing"}, "range": [-0.02, 1]},
-        "yaxis": {"title": {"text": "psi: rank"}, "range": [0, 1.02]},
-        "zaxis": {"title": {"text": "nu: compute"}, "range": [0, 1.02]},
-    }
-    layout: dict[str, object] = {
+    axes = ("omega", "psi", "nu")
+    data += _traces(rows, axes, (3, 7), type="scatter3d", textposition="middle right")
+    grid = {"gridcolor": "--line", "zerolinecolor": "--line", "showbackground": False}
+    layout = {
         "scene": {
-            **axes,
+            "xaxis": {"title": {"text": "ω: parameter sharing"}, "range": [-0.02, 1], **grid},
+            "yaxis": {"title": {"text": "ψ: rank"}, "range": [0, 1.02], **grid},
+            "zaxis": {"title": {"text": "ν: compute"}, "range": [0, 1.02], **grid},
             "camera": {
                 "center": {"x": 0.05, "y": 0, "z": -0.1},
                 "eye": {"x": 1.25, "y": -1.45, "z": 0.6},
@@ -157,101 +171,49 @@ def _space(rows: list[AtlasRow]) -> tuple[list[dict[str, object]], dict[str, obj
         },
         "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
         "height": 620,
-        "legend": {"x": 1, "xanchor": "right", "y": 1},
-        "font": {"family": "system-ui, sans-serif", "color": "#374151"},
+        "legend": {"x": 1, "xanchor": "right", "y": 1, "bgcolor": "rgba(0,0,0,0)"},
     }
-    return data, layout
+    return {"data": data, "layout": layout}
 
 
 def _plane(name: str, colour: str, **corners: list[int]) -> dict[str, object]:
-    shape = {"i": [0, 0], "j": [1, 2], "k": [2, 3], "color": colour, "opacity": 0.1}
-    return {
-        "type": "mesh3d",
-        "name": name,
-        "showlegend": True,
-        "hoverinfo": "name",
-        **shape,
-        **corners,
-    }
+    faces = {"i": [0, 0], "j": [1, 2], "k": [2, 3], "color": colour, "opacity": 0.1}
+    return (
+        {"type": "mesh3d", "name": name, "showlegend": True, "hoverinfo": "name"} | faces | corners
+    )
 
 
 def _labels(group: list[AtlasRow], axes: tuple[str, ...]) -> list[str]:
-    """One label for every place: structures that coincide on these axes share it."""
+    """One label for every place: structures that coincide on these axes share one."""
     places = [tuple(getattr(row.taxonomy, axis) for axis in axes) for row in group]
     texts: dict[tuple[Fraction, ...], list[str]] = {}
     for place, row in zip(places, group, strict=True):
         texts.setdefault(place, []).append(row.name)
     labels = {place: f"{_GAP}<br>{_GAP}".join(names) for place, names in texts.items()}
-    # Set off from the marker by hard spaces; a place that has its label gets no second one.
+    # Hard spaces keep the label off the marker; a place gets its label only once.
     return [_GAP + label + _GAP if (label := labels.pop(place, "")) else "" for place in places]
 
 
-def _view(rows: list[AtlasRow], axis: str) -> tuple[list[dict[str, object]], dict[str, object]]:
-    """Traces and layout of the compute exponent against one of the others."""
-    titles = {"psi": "psi: rank exponent", "omega": "omega: parameter sharing"}
-    data: list[dict[str, object]] = []
-    for title, colour, group in _points(rows):
-        is_named = bool(group) and group[0].group == "named"
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers+text" if is_named else "markers",
-                "text": _labels(group, (axis, "nu")) if is_named else None,
-                "textposition": "middle left" if axis == "psi" else "middle right",
-                "textfont": {"size": 11, "color": colour},
-                "name": title,
-                "x": [float(getattr(row.taxonomy, axis)) for row in group],
-                "y": [float(row.taxonomy.nu) for row in group],
-                "hovertext": [_hover(row) for row in group],
-                "hoverinfo": "text",
-                "showlegend": False,
-                "marker": {
-                    "size": 11 if is_named else 5,
-                    "color": colour,
-                    "symbol": "diamond" if is_named else "circle",
-                    "opacity": 1 if is_named else 0.55,
-                },
-            }
-        )
-    edge = 1 if axis == "psi" else 0
-    mark = GROUPS["best"][1] if axis == "psi" else GROUPS["unshared"][1]
-    line = {
+def _view(rows: list[AtlasRow], axis: str) -> dict[str, object]:
+    """The compute exponent against one of the others."""
+    is_rank = axis == "psi"
+    side = "middle left" if is_rank else "middle right"
+    style = {"type": "scatter", "textposition": side, "showlegend": False}
+    mark = {
         "type": "line",
-        "x0": edge,
-        "x1": edge,
+        "x0": int(is_rank),
+        "x1": int(is_rank),
         "y0": 0,
         "y1": 1,
-        "line": {"color": mark, "width": 1.5},
+        "line": {"color": "--best" if is_rank else "--unshared", "width": 1.5},
     }
-    grid = {"gridcolor": "#e5e7eb", "zeroline": False}
-    layout: dict[str, object] = {
-        "xaxis": {"title": {"text": titles[axis]}, "range": [-0.03, 1.03], **grid},
-        "yaxis": {"title": {"text": "nu: compute exponent"}, "range": [0, 1.03], **grid},
-        "shapes": [line],
+    grid = {"gridcolor": "--line", "zeroline": False}
+    title = "ψ: rank exponent" if is_rank else "ω: parameter sharing"
+    layout = {
+        "xaxis": {"title": {"text": title}, "range": [-0.03, 1.03], **grid},
+        "yaxis": {"title": {"text": "ν: compute exponent"}, "range": [0, 1.03], **grid},
+        "shapes": [mark],
         "margin": {"l": 60, "r": 16, "t": 12, "b": 52},
         "height": 380,
-        "plot_bgcolor": "#ffffff",
-        "font": {"family": "system-ui, sans-serif", "color": "#374151"},
     }
-    return data, layout
-
-
-def _card(row: AtlasRow, plan: Plan) -> str:
-    picture = draw_structure(plan, caption=False)
-    caption = f"{escape(row.name)}<code>{escape(row.text)}</code>"
-    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
-
-
-def _table_row(row: AtlasRow, plan: Plan) -> str:
-    t = row.taxonomy
-    cells = [
-        f"<td>{escape(row.name)}</td>",
-        f"<td><code>{escape(row.text)}</code></td>",
-        f"<td><code class='edges'>{escape(str(row.structure))}</code></td>",
-        *(f"<td class='n'>{value}</td>" for value in (t.omega, t.psi, t.nu)),
-        f"<td class='n'>{plan.params:,}</td>",
-        f"<td class='n'>{2 * plan.macs:,}</td>",
-        f"<td class='n'>{plan.macs / plan.dense_macs:.1%}</td>",
-        f"<td class='n'>{plan.rank:,}</td>",
-    ]
-    return f"<tr>{''.join(cells)}</tr>"
+    return {"data": _traces(rows, (axis, "nu"), (5, 11), **style), "layout": layout}

@@ -1,8 +1,8 @@
 """Edges of the hypergraph behind a layer: sets of the nodes X, Y and the factors A, B, C, ...
 
 An edge is written as a word of its nodes, X or Y first, then the factors in order: "XA", "YAB",
-"AB". Everything that is counted later (contraction steps, costs, ranks) rests on one notion, the
-cut: the edges that join X and some factors with Y and the other factors.
+"AB". Contraction steps, costs and ranks all follow from one notion, the cut: the edges that join
+X and some factors with Y and the other factors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RULE = "an edge joins two or more of X, Y, A, B, C, ..., each named once, and n
 
 
 def normal_edge(name: object) -> str:
-    """The edge in its one spelling: X or Y first, then the factors in order ("BXA" -> "XAB")."""
+    """Normalise the spelling of an edge: X or Y first, then the factors ("BXA" -> "XAB")."""
     if not isinstance(name, str):
         raise EinlinearError(
             what=f"an edge is named {quote(name)}",
@@ -98,9 +98,9 @@ def all_cuts(edges: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def touched(edges: Iterable[str], absorbed: str, factor: str) -> tuple[str, ...]:
-    """The edges that take part when the input, having met the absorbed factors, meets another one.
+    """The edges of the step in which the input, after the absorbed factors, meets another one.
 
-    The step multiplies once for every index over these edges, so they are its cost.
+    The product of their sizes is the number of multiply-adds of the step.
     """
     before, after = _bits("X" + absorbed), _bits("X" + absorbed + factor)
     return tuple(

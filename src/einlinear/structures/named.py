@@ -1,4 +1,4 @@
-"""The structures that have names, as points of the one space."""
+"""Structures with names: dense, low rank, Kronecker, tensor train, Monarch, BTT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dense() -> Structure:
 def low_rank(
     rank: int | None = None, *, rank_exponent: float | Fraction | str | None = None
 ) -> Structure:
-    """B A with A: d_in -> rank and B: rank -> d_out; the rank is d**(1/2) unless given."""
+    """B A with A: d_in -> rank and B: rank -> d_out; the rank is √d by default."""
     if rank is None and rank_exponent is None:
         rank_exponent = Fraction(1, 2)
     return Structure.from_edges({"XA": 1, "YB": 1} | _ranks("AB", rank, rank_exponent))
@@ -39,7 +39,7 @@ def tensor_train(
 ) -> Structure:
     """A tensor train: factor i maps axis i of the input to axis i of the output.
 
-    Neighbouring factors share a rank, 1 unless given. Ref: [P24 App. A].
+    Neighbouring factors share a rank, 1 by default. Ref: [P24 App. A].
     """
     names = _factor_names(num_factors)
     share = Fraction(1, len(names))
@@ -58,11 +58,11 @@ def btt(
     rank_exponent: float | Fraction | str | None = None,
     num_factors: int = 2,
 ) -> Structure:
-    """A block tensor train: a tensor train whose factors share no parameters; rank 1 unless given.
+    """A block tensor train: a tensor train without parameter sharing; rank 1 by default.
 
-    Factor i replaces axis i of the input by axis i of the output, with weights of its own for every
-    index of the axes not yet met and of those already made: input axis i joins the factors up to i,
-    output axis i those from i on. For two factors: XA XAB, YAB YB. Ref: [P24 App. A, B].
+    Factor i replaces axis i of the input by axis i of the output, with separate weights for every
+    index of the other axes: input axis i joins the factors up to i, output axis i those from i on.
+    For two factors: XA XAB, YAB YB. Ref: [P24 App. A, B].
     """
     names = _factor_names(num_factors)
     share = Fraction(1, len(names))
@@ -81,10 +81,10 @@ NAMED = {
 }
 
 
-def call_of(structure: Structure) -> str:
-    """The call that makes a structure, such as "btt(rank=2)"; its edges if none does.
+def named_call(structure: Structure) -> str:
+    """The call that makes a structure, such as "btt(rank=2)", or its edges if there is none.
 
-    A structure does not know which of its names was typed: btt() is "monarch()".
+    A structure does not know which of its names was typed: btt() gives "monarch()".
     """
     sizes = [size for edge, size in structure.edges if edge[0] not in "XY"]
     ranks: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Plan: a structure at given widths, with its sizes, its order of contraction and all counts."""
+"""Plan: a structure at given widths, with its sizes, order of contraction and counts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from math import prod
 from string import ascii_letters
 
 from einlinear.errors import EinlinearError
+from einlinear.show.tables import facts_text
 from einlinear.structures.edges import all_edges, cut, factors_of, touched
-from einlinear.structures.named import call_of
+from einlinear.structures.named import named_call
 from einlinear.structures.sizes import choose_sizes, rank_bound
 from einlinear.structures.structure import Structure, check_structure
 from einlinear.structures.values import whole_number
 
 MAX_WIDTH = 2**24
 
-_LETTERS = ascii_letters[:-2]  # Y and Z are left for axes that batches add
+_LETTERS = ascii_letters[:-2]  # Y and Z are free for batch axes
 
 # The paper's Greek letters for its seven edges, in Latin: alpha beta gamma delta epsilon phi rho.
 _PAPER_LETTERS = dict(zip(all_edges(2), "abgdefr", strict=True))
@@ -26,11 +27,10 @@ _PAPER_LETTERS = dict(zip(all_edges(2), "abgdefr", strict=True))
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One batched matrix multiply: what is left of the input meets one factor.
+    """One batched matrix multiply: the tensor so far meets one factor.
 
-    Of the factor's edges, `batch` are in the tensor before and after, `contracted` only before,
-    `new` only after; `kept` are the tensor's edges that the factor does not have, so it is shared
-    along them.
+    The factor's edges: `batch` are in the tensor before and after the step, `contracted` only
+    before, `new` only after. `kept` are the tensor's other edges; the factor is shared along them.
     """
 
     factor: str
@@ -51,12 +51,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A structure at one (d_in, d_out): all whole numbers that execution and training need.
+    """A structure at given widths: all the numbers that execution and training need.
 
-    The input axis, padded with zeros to d_in_padded, is read as axes x_edges (outermost first), the
-    output as y_edges, sliced to d_out. `layouts` are the axes of the input and of what each step
-    leaves, `inner_width` is how many numbers all intermediates hold for one token, `text` the
-    structure as text. Counts are per token: one multiply-add is one MAC; no bias.
+    The input, padded with zeros to d_in_padded, has the axes x_edges (outermost first); the output
+    has the axes y_edges and is sliced to d_out. `layouts` are the axes of the input and of the
+    result of each step. `inner_width` is how many numbers all intermediates hold for one token.
+    Counts are per token, in multiply-adds (MACs), without bias.
     """
 
     structure: Structure
@@ -77,23 +77,21 @@ class Plan:
     rank: int
 
     def __hash__(self) -> int:
-        # What decides all the rest; layers look their plan up at every call.
+        # These decide everything else; layers look their plan up at every call.
         return hash((self.text, self.d_in, self.d_out))
 
     def __str__(self) -> str:
-        facts = self.facts()
-        width = max(map(len, facts))
-        return "\n".join(f"{name:{width}}  {value}" for name, value in facts.items())
+        return facts_text(self.facts())
 
     def facts(self) -> dict[str, str]:
-        """The plan as people read it, by name. Compute is in FLOPs: two for each multiply-add."""
+        """The plan as text for people, by name. Compute is in FLOPs, two for each multiply-add."""
         sides = (("input", self.d_in, self.d_in_padded), ("output", self.d_out, self.d_out_padded))
         padded = [f"{n} {d:,} -> {full:,} ({full / d - 1:.1%})" for n, d, full in sides if full > d]
         share, cost = self.params / self.dense_macs, self.macs / self.dense_macs
         relation = f"{cost:.2%} of dense, " + (
             f"{1 / cost:.2f} x fewer" if cost < 1 else f"{cost:.2f} x more"
         )
-        call = call_of(self.structure)
+        call = named_call(self.structure)
         return {
             "structure": call,
             **({} if call == self.text else {"as edges": self.text}),
@@ -147,17 +145,17 @@ class Plan:
 
     @property
     def fan_in(self) -> dict[str, int]:
-        """How many terms every output of a factor's multiply sums."""
+        """The number of terms in each output of a factor's multiply."""
         return {step.factor: step.fan_in for step in self.steps}
 
     @property
     def fan_out(self) -> dict[str, int]:
-        """How many outputs every input of a factor's multiply feeds."""
+        """The number of outputs that each input of a factor's multiply feeds."""
         return {step.factor: step.fan_out for step in self.steps}
 
 
 def make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
-    """The plan of a structure for a layer d_in -> d_out. Plans are values, made once and cached."""
+    """Plan a layer d_in -> d_out of a structure. Plans are values, and cached."""
     return _make_plan(
         check_structure(structure),
         whole_number(d_in, "the input width", 1, MAX_WIDTH),
@@ -221,10 +219,9 @@ def cheapest_order(sizes: dict[str, int]) -> str:
 def _lay_out(sizes: dict[str, int], order: str) -> tuple[tuple[str, ...], ...]:
     """The axes of the input, of every intermediate and of the output, outermost first.
 
-    In an intermediate the edges that were just made are together and innermost, and those that are
-    contracted next stand together before the rest of them: carried, next, next and new, new. So
-    both groups have one stride, and every multiply of a step is a plain matrix multiply in place:
-    no step of any structure needs a transpose. Edges that are carried along keep their order.
+    In an intermediate, new edges are innermost, and the edges that are contracted next are
+    together: carried, next, next and new, new. Both groups then have one stride, so every step is a
+    plain matrix multiply in place, without a transpose. Carried edges keep their order.
     """
     cuts = [cut(sizes, order[:i]) for i in range(len(order) + 1)]
     layouts: list[tuple[str, ...]] = []

@@ -1,4 +1,4 @@
-"""Points of the space of structures: drawn at random, or on a grid, anywhere in the taxonomy.
+"""Structures sampled at random or on a grid, anywhere in the taxonomy.
 
 Exponents are whole multiples of 1/unit, so that sums, comparisons and subspaces are exact. The
 exponents at X are a point of a simplex (they sum to 1), those at Y of another, and those among
@@ -23,12 +23,12 @@ from einlinear.structures.taxonomy import growth_of
 from einlinear.structures.values import FLOAT_DENOMINATOR, exponent, is_inexact, whole_number
 
 Range = float | Fraction | str | tuple[float | Fraction | str, float | Fraction | str] | None
-"""A value, a pair (lowest, highest) that includes both ends, or None for anything."""
+"""A value, a pair (lowest, highest) that includes both ends, or None for no limit."""
 
 _UNIT = 120  # halves, thirds, quarters, fifths, sixths, eighths and tenths are exact
 _MAX_UNIT = 10_000
 _BATCH = 20_000
-_MAX_DRAWS = 1_000_000  # for the first hits; a region with fewer than ten in as many is too thin
+_MAX_DRAWS = 1_000_000  # to find the first ten; a region with fewer is too thin
 _MAX_GRID = 2_000_000
 _MAX_COUNT = 1_000_000
 
@@ -75,12 +75,12 @@ def sample_structures(
     nu: Range = None,
     seed: int = 0,
 ) -> list[Structure]:
-    """Random structures: canonical, cheaper than dense, with omega, psi and nu in the given ranges.
+    """Sample structures: canonical, cheaper than dense, with ω, ψ and ν in the given ranges.
 
-    A range is None (anything), a value (exactly that: omega=0, psi=1) or a pair that includes its
-    ends; a float end is exactly what it is: 0.7 is a hair below 7/10, "7/10" is not. Draws are
-    independent and uniform, the same for the same seed. A region in which nothing is found, or
-    hardly anything, is an EinlinearError, after a bounded number of draws.
+    A range is None (no limit), a value (exactly that: omega=0, psi=1) or a pair that includes its
+    ends. A float is taken at its exact value: 0.7 is slightly below 7/10; write "7/10" to include
+    it. Samples are independent and uniform, and the same for the same seed. A region that is empty
+    or very thin raises an EinlinearError after a bounded number of draws.
     """
     region = _region(omega, psi, nu)
     edges = _edges(num_factors)
@@ -117,7 +117,8 @@ def grid_structures(
 ) -> list[Structure]:
     """All structures whose exponents are multiples of 1/denominator, in the given ranges.
 
-    Canonical, cheaper than dense, each once, in a fixed order; also those that use fewer factors.
+    They are canonical, cheaper than dense, each once, in a fixed order. Structures with fewer
+    factors are included.
     """
     region = _region(omega, psi, nu)
     edges = _edges(num_factors)
@@ -148,7 +149,7 @@ def _empty(region: Region, num_factors: int, found: int, searched: str) -> Einli
         fix = "widen the ranges: two factors of full rank, psi = 1, have nu >= 1/2"
     return EinlinearError(
         what=f"{found or 'none'} of {searched} with num_factors={num_factors} lie where {region}",
-        rule="the region must not be empty, nor so thin that draws miss it",
+        rule="a region must not be empty, nor so thin that random structures miss it",
         fix=fix,
     )
 
@@ -189,7 +190,7 @@ def _edges(num_factors: int) -> tuple[str, ...]:
 
 
 def _simplices(edges: tuple[str, ...]) -> list[tuple[list[int], int]]:
-    """The columns at X, at Y and among factors; the last have a part of slack."""
+    """The columns at X, at Y and among factors; the last can sum to less than 1."""
     sides = [edge[0] if edge[0] in "XY" else "" for edge in edges]
     columns = {side: [i for i, s in enumerate(sides) if s == side] for side in ("X", "Y", "")}
     return [(columns["X"], 0), (columns["Y"], 0), (columns[""], 1)]
@@ -205,12 +206,13 @@ def _draw_anywhere(random: np.random.Generator, edges: tuple[str, ...], unit: in
 
 
 def _draw_without_sharing(random: np.random.Generator, edges: tuple[str, ...], unit: int) -> _Ints:
-    """A batch of uniform points among those that may have omega = 0.
+    """A batch of uniform points among those that can have ω = 0.
 
-    omega is 0 exactly if, in the cheapest order, one of the dearest steps meets a factor that has
-    all the edges of the tensor. For each factor and each set of factors met before it, that makes
-    other edges vanish: a face of the simplices. Faces are drawn by their number of points, and
-    points on several are thinned, so that each point of their union is equally likely.
+    ω is 0 exactly if, in the cheapest order, one of the most expensive steps meets a factor that
+    has all the edges of the tensor. For each factor and each set of factors before it, other edges
+    must then be absent: a face of the simplices. Faces are chosen in proportion to their number of
+    points, and points on several faces are thinned, so that all points of the union are equally
+    likely.
     """
     faces = list(_faces_without_sharing(edges))
     weights = np.array([_face_points(edges, unit, face) for face in faces], dtype=float)
@@ -226,7 +228,7 @@ def _draw_without_sharing(random: np.random.Generator, edges: tuple[str, ...], u
 
 
 def _faces_without_sharing(edges: tuple[str, ...]) -> Iterator[frozenset[str]]:
-    """The edges that must be absent for a factor, met after some others, to share no parameters."""
+    """The edges that must be absent if a factor, after some others, shares no parameters."""
     factors = [name for name in FACTOR_NAMES if "X" + name in edges]
     seen = set()
     for factor in factors:
@@ -271,7 +273,7 @@ def _compositions(random: np.random.Generator, count: int, parts: int, unit: int
     slots = unit + parts - 1
     bars = np.zeros((0, parts - 1), dtype=np.int64)
     while len(bars) < count:
-        # Sets of bars, all equally likely: draws with a repeated bar are dropped.
+        # Draws with a repeated bar are dropped, so that all sets of bars are equally likely.
         more = np.sort(random.integers(0, slots, (2 * count, parts - 1)), axis=1)
         bars = np.concatenate([bars, more[(np.diff(more, axis=1) > 0).all(axis=1)]])
     ends = np.ones((count, 1), dtype=np.int64)

@@ -1,11 +1,11 @@
-"""Exponents and a width -> whole numbers.
+"""Sizes of edges: from exponents and a width to whole numbers.
 
-The edges at one side of a layer share out its width: sizes whose product is the width, close to
-width**exponent each. A width without such a factorisation (a prime, say) is padded to the next one
-that has; nothing is ever cut off. Where a full-rank structure would lose rank by its sizes, the
-best few factorisations of both sides are tried, and the pair of the highest rank is taken.
-Departure: the paper's code rounds each size on its own, and truncates or pads up to an eighth of
-the input.
+The edges at one side of a layer divide its width: the product of their sizes is the width, and each
+size is close to width**exponent. A width without such a factorisation, such as a prime, is padded
+to the next one that has; it is never truncated. If a full-rank structure would lose rank by its
+sizes, the best few factorisations of both sides are paired, and the pair with the highest rank is
+taken. Departure: the paper's code rounds each size on its own, and truncates or pads up to an
+eighth of the input.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from einlinear.structures.edges import all_cuts
 from einlinear.structures.structure import Structure
 
 TOLERANCE = 0.15 - 1e-9
-"""A factorisation is close if every log(size) / log(width) is nearer to its exponent than this."""
+"""The largest distance of log(size) / log(width) from its exponent in a close factorisation."""
 
 _UNIT = 10**12  # squared deviations are summed as whole numbers of 1/_UNIT, so that ties are exact
-_ALTERNATIVES = 8  # how many factorisations of each side are tried for the sake of the rank
+_ALTERNATIVES = 8  # how many factorisations of each side are tried to keep the rank
 
 _Way = tuple[int, tuple[int, ...]]  # a factorisation behind its squared deviation
 
@@ -74,7 +74,7 @@ def rank_bound(sizes: Mapping[str, float]) -> float:
 
 
 def _rest(fixed: dict[str, int], side: str, width: int) -> int:
-    """What the fixed sizes at a side leave of its width."""
+    """The width of a side divided by its fixed sizes."""
     at_side = {edge: size for edge, size in fixed.items() if side in edge}
     size = prod(at_side.values())
     if width % size:
@@ -91,13 +91,13 @@ def _rest(fixed: dict[str, int], side: str, width: int) -> int:
 
 @lru_cache(maxsize=65536)
 def share_width(width: int, exponents: tuple[float, ...], count: int = 1) -> tuple[_Way, ...]:
-    """Ways to share out the width: a size for each exponent, in all the width or a little more.
+    """The best ways to divide a width into sizes, one for each exponent.
 
-    The smallest product that has a factorisation within TOLERANCE of the exponents is taken, and of
-    its factorisations the `count` with the least sum of squared deviations, best first; of equals
-    those whose first sizes are largest come first. If no product up to a tenth above the width
-    (below 16: up to twice the width) has one, the best sum of deviation and padding decides.
-    Checked by: test_sizes.py::test_sizes_are_those_of_exhaustive_search.
+    Takes the smallest product that has a factorisation within TOLERANCE of the exponents, and of
+    its factorisations the `count` with the smallest sum of squared deviations, best first; among
+    equals, larger first sizes come first. If no product up to a tenth above the width (below 16: up
+    to twice the width) has one, the smallest sum of deviation and padding wins. Checked by:
+    test_sizes.py::test_sizes_are_those_of_exhaustive_search.
     """
     limit = width * 11 // 10 if width >= 16 else 2 * width
     for total in range(width, limit + 1):
@@ -118,7 +118,7 @@ def closest_factors(
     """The factorisations of `total` nearest to width**exponents, best first.
 
     Goes through the edges one by one and keeps, for each divisor of the total, the best ways to
-    make it of the edges so far: exact, since squared deviations add up.
+    make it from the edges so far. This is exact, since squared deviations add up.
     """
     divisors = _divisors(total)
     exponent_of = {n: log(n) / log(width) if width > 1 else 0.0 for n in divisors}
@@ -133,7 +133,7 @@ def closest_factors(
         for part, ways in made.items():
             for n, deviation in allowed:
                 if total // part % n == 0:
-                    # Sizes are kept negative, so that of equals the largest sorts first.
+                    # Sizes are negative, so that among equals the largest sorts first.
                     more = [(cost + deviation, (*sizes, -n)) for cost, sizes in ways]
                     longer.setdefault(part * n, []).extend(more)
         made = {

@@ -29,11 +29,11 @@ from einlinear.structures.values import (
 )
 
 THETA_EDGES = all_edges(2)
-_MOST = 1000  # edges that are read; there are 183 of six factors, so all others come twice
+_MOST = 1000  # edges to read at most; six factors have 183
 
 
 def _entry(edge: str, value: object) -> Fraction | int:
-    """What stands at an edge: an int of 2 or more is a fixed size, all else an exponent."""
+    """The value of an edge: an int of 2 or more is a fixed size, anything else an exponent."""
     is_size = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 2
     return fixed_size(value, edge) if is_size else exponent(value, edge)
 
@@ -44,8 +44,8 @@ class Structure:
 
     An edge such as "XAB" joins the input X with the factors A and B. Its size is d_in**exponent at
     the input, d_out**exponent at the output and min(d_in, d_out)**exponent among factors only; a
-    fixed size (an int) stays the same at every width, and the exponents then share out the rest.
-    Edges that are absent, have exponent 0 or size 1 are one and the same and are not kept.
+    fixed size (an int) stays the same at every width, and the exponents then divide the rest.
+    An edge with exponent 0 or size 1 is the same as no edge, and is not kept.
     Ref: [P24 §2, App. E].
     """
 
@@ -94,7 +94,7 @@ class Structure:
         """The paper's seven numbers, for structures of at most two factors."""
         if not set(self.factors) <= {"A", "B"}:
             raise EinlinearError(
-                what=f"theta was asked of a structure with the factors {', '.join(self.factors)}",
+                what=f"theta was read from a structure with the factors {', '.join(self.factors)}",
                 rule="the paper's seven numbers describe the factors A and B only",
                 fix="use s.edges, or s.canonical() if there are two factors of other names",
             )
@@ -138,17 +138,17 @@ class Structure:
         return f"<Structure {self}>"
 
     def canonical(self) -> Structure:
-        """The representative of all structures that differ only in the names of the factors.
+        """Rename the factors to A, B, ... in the order that is cheapest as the width grows.
 
-        It is cheapest, as the width grows, when the input meets A first, then B, and so on; among
-        equals the one whose first edges are largest is taken.
+        Structures that differ only in the names of their factors have the same canonical form.
+        Among equally cheap orders, the one whose first edges are largest wins.
         Ref: [P24 App. B, exchange redundancy].
         """
         return _canonical(self)
 
 
 def check_structure(structure: object) -> Structure:
-    """The structure, if it is one."""
+    """Return the structure, or raise an error if it is something else."""
     if isinstance(structure, Structure):
         return structure
     raise EinlinearError(
@@ -159,7 +159,7 @@ def check_structure(structure: object) -> Structure:
 
 
 def _normal_edges(edges: object) -> tuple[tuple[str, Fraction | int], ...]:
-    """The edges in their one spelling and order, exact, without those of size 1."""
+    """The edges in their normal spelling and order, exact, without those of size 1."""
     given: dict[str, object] = {}
     for name, value in _pairs(edges):
         edge = normal_edge(name)
@@ -198,8 +198,8 @@ def _pairs(edges: object) -> list[tuple[object, object]]:
 def _absorb_float_noise_(values: dict[str, Fraction | int], side: str, floats: list[str]) -> None:
     """Make a side with floats sum to exactly 1, if only rounding is missing.
 
-    The floats are put on a common grid, so that no large denominators arise, and the largest takes
-    what is missing.
+    The floats are rounded to a common grid, which avoids large denominators, and the largest takes
+    the difference.
     """
     noise = Fraction(len(floats), FLOAT_DENOMINATOR)
     if not floats or not 0 < abs(_missing(values, side)) <= noise:
@@ -215,13 +215,13 @@ def _absorb_float_noise_(values: dict[str, Fraction | int], side: str, floats: l
 
 
 def _missing(values: dict[str, Fraction | int], side: str) -> Fraction:
-    """What the exponents at a side lack to 1."""
+    """The difference of 1 and the sum of the exponents at a side."""
     exponents = (v for e, v in values.items() if side in e and isinstance(v, Fraction))
     return 1 - sum(exponents, Fraction(0))
 
 
 def _sum_fix(structure: Structure, side: str, missing: Fraction) -> str:
-    """What to type when a side does not add up to 1."""
+    """The fix for a side that does not add up to 1."""
     growing = [e for e, value in structure.edges if side in e and isinstance(value, Fraction)]
     if not growing:
         return f"give one edge at {side} the exponent 1, so that it takes what is left: {side}A^1"

@@ -1,4 +1,4 @@
-"""What a structure costs and can express as its width grows: the exponents omega, psi and nu."""
+"""What a structure costs and can express as its width grows: the exponents ω, ψ and ν."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import lru_cache, reduce
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from einlinear.show.symbols import power, printable
 from einlinear.structures.edges import all_cuts, factors_of, touched
 from einlinear.structures.structure import Structure, check_structure
 
@@ -31,31 +32,25 @@ class Taxonomy:
 
     @property
     def is_degenerate(self) -> bool:
-        """Whether the cost does not fall below that of a dense layer."""
+        """Whether the layer costs at least as much as a dense one."""
         return self.nu >= 1
 
     def facts(self) -> dict[str, tuple[str, str]]:
-        """Each exponent as text, and what it says, by its name."""
-        reuse = f"grow as {power(self.omega)}" if self.omega else "do not grow with the width d"
-        rank = f"grows as {power(self.psi)}" if self.psi else "does not grow"
-        cost = f"FLOPs grow as {power(1 + self.nu)}" + ": not below dense" * self.is_degenerate
+        """Each exponent as text, and what it means, by its symbol."""
+        reuse = f"grow as {power('d', self.omega)}" if self.omega else "do not grow with width d"
+        rank = f"grows as {power('d', self.psi)}" if self.psi else "does not grow"
+        cost = f"FLOPs grow as {power('d', 1 + self.nu)}"
         return {
-            "omega": (str(self.omega), f"FLOPs per parameter {reuse}"),
-            "psi": (str(self.psi), f"rank {rank}"),
-            "nu": (str(self.nu), cost),
+            "ω": (str(self.omega), f"FLOPs per parameter {reuse}"),
+            "ψ": (str(self.psi), f"rank {rank}"),
+            "ν": (str(self.nu), cost + ": not below dense" * self.is_degenerate),
         }
 
     def __str__(self) -> str:
         facts = self.facts()
         width = max(len(value) for value, _ in facts.values())
-        return "\n".join(f"{n:5} {value:{width}}  {text}" for n, (value, text) in facts.items())
-
-
-def power(exponent: Fraction) -> str:
-    """The width to an exponent, as text."""
-    if exponent.denominator > 1:
-        return f"d^({exponent})"
-    return "d" if exponent == 1 else f"d^{exponent}"
+        lines = [f"{name}  {value:{width}}  {text}" for name, (value, text) in facts.items()]
+        return printable("\n".join(lines))
 
 
 class Growth(NamedTuple):
@@ -68,7 +63,7 @@ class Growth(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def taxonomy(structure: Structure) -> Taxonomy:
-    """The exact exponents omega, psi and nu of a structure with any number of factors.
+    """The exact exponents ω, ψ and ν of a structure with any number of factors.
 
     For two factors, with F = 2 + AB - max(min(XA, YB), min(XB, YA)):
 

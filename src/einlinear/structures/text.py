@@ -6,10 +6,9 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
-from difflib import get_close_matches
 from fractions import Fraction
 
-from einlinear.errors import EinlinearError, quote, shorten
+from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
 from einlinear.structures.named import NAMED
 from einlinear.structures.structure import THETA_EDGES, Structure
 from einlinear.structures.values import exponent, fixed_size
@@ -27,7 +26,7 @@ _NEAR = Fraction(1, 100)
 
 
 def parse(text: str) -> Structure:
-    """The structure that a text means, the inverse of str.
+    """Parse the text of a structure: the inverse of str.
 
     Four forms: a name with its arguments, "btt(rank=2)"; the paper's numbers, "theta(1/2,0,...)";
     the same as the original code writes them, "(0.5|0|0.5|0|0.5|0.5|0)"; edges, "XA^1/2 XAB^1/2
@@ -60,7 +59,7 @@ def _split(arguments: str) -> list[str]:
 
 
 def _number(part: str) -> Fraction | int:
-    """A number of a theta: a whole number of 2 or more is a fixed size, all else an exponent."""
+    """A number of a theta: a fixed size if it is a whole number of 2 or more, or an exponent."""
     if re.fullmatch(r"[0-9]{1,12}", part) and int(part) >= 2:
         return int(part)
     return exponent(part, "an edge of theta")
@@ -68,11 +67,10 @@ def _number(part: str) -> Fraction | int:
 
 def _parse_named(name: str, arguments: str) -> Structure:
     if name not in NAMED:
-        near = get_close_matches(name[:40], [*NAMED, "theta"], n=1)
         raise EinlinearError(
             what=f"there is no structure named {quote(name)}",
             rule=_RULE,
-            fix=f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(NAMED)}",
+            fix=did_you_mean(name, [*NAMED, "theta"], f"the names are {', '.join(NAMED)}"),
         )
     make: Callable[..., Structure] = NAMED[name]
     known = list(inspect.signature(make).parameters)
@@ -90,7 +88,7 @@ def _parse_named(name: str, arguments: str) -> Structure:
 
 
 def _examples(known: list[str]) -> list[str]:
-    """Arguments that could be meant."""
+    """Example arguments."""
     shown = {"rank": "rank=2", "rank_exponent": "rank_exponent=1/2", "num_factors": "num_factors=3"}
     return [shown[key] for key in known] or [""]
 
@@ -117,7 +115,7 @@ def _parse_edges(text: str) -> Structure:
 
 
 def _parse_bars(text: str) -> Structure:
-    """The original code's form, with two decimals for a third."""
+    """Parse the form of the original code, which writes a third with two decimals."""
     parts = [part.strip() for part in text.removeprefix("(").removesuffix(")").split("|")]
     values = [_number(part) for part in parts]
     if len(values) != len(THETA_EDGES):
@@ -138,7 +136,7 @@ def _parse_bars(text: str) -> Structure:
 
 
 def _third(value: Fraction | int) -> Fraction | int:
-    """The third that the value is near to, or the value."""
+    """The third that is near the value, or the value itself."""
     near = [third for third in _THIRDS if abs(value - third) <= _NEAR]
     return near[0] if near else value
 

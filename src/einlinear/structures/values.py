@@ -1,13 +1,13 @@
-"""The numbers that people type, made exact or refused: exponents, fixed sizes, whole numbers."""
+"""Numbers that people type, checked and made exact: exponents, fixed sizes, whole numbers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import islice
 from numbers import Integral, Rational, Real
-from typing import Any
+from typing import Any, TypeVar
 
 from einlinear.errors import EinlinearError, quote
 
@@ -16,18 +16,19 @@ MAX_DENOMINATOR = 10**12
 FLOAT_DENOMINATOR = 10**6
 """A float is read as the fraction nearest to it whose denominator is at most this."""
 LARGEST = 2**63 - 1
-"""The largest whole number that anything may be; more would not fit into an array, or a file."""
+"""The largest whole number that is accepted; larger ones do not fit into arrays and files."""
 
+_Value = TypeVar("_Value")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,13}(?:/[0-9]{1,13})?|[0-9]{0,9}\.[0-9]{1,15})")
 
 
 def is_inexact(value: object) -> bool:
-    """Whether the value is a float of some kind, which stands for a simple fraction near it."""
+    """Whether the value is a float, which is read as a simple fraction near it."""
     return isinstance(value, Real) and not isinstance(value, Rational)
 
 
 def exponent(value: object, name: str) -> Fraction:
-    """The value as an exact exponent from 0 to 1; `name` says in the error whose it is."""
+    """Convert a value to an exact exponent from 0 to 1; `name` identifies it in errors."""
     exact: Fraction | None = None
     if isinstance(value, bool):
         exact = None
@@ -51,17 +52,17 @@ def exponent(value: object, name: str) -> Fraction:
 
 
 def taken(values: object, most: int) -> list[Any] | None:
-    """At most so many of what can be gone through, endless or not; None of all else and texts."""
+    """The first `most` items of an iterable, endless or not; None for texts and other values."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
         return None
     try:
         return list(islice(values, most))
-    except TypeError:  # an array of no axes says that it can be, and cannot
+    except TypeError:  # a zero-dimensional array has __iter__, but raises
         return None
 
 
 def fixed_size(value: object, name: str) -> Fraction | int:
-    """The value as a fixed size; a size of 1 is an absent edge, which has exponent 0."""
+    """Convert a value to a fixed size; size 1 is no edge, which has exponent 0."""
     fix = "give an int such as 4; a size that grows with the width is rank_exponent=1/2, or AB^1/2"
     size = whole_number(value, name, 1, MAX_SIZE, fix=fix)
     return size if size > 1 else Fraction(0)
@@ -70,7 +71,7 @@ def fixed_size(value: object, name: str) -> Fraction | int:
 def whole_number(
     value: object, name: str, lowest: int, highest: int | None = None, *, fix: str = ""
 ) -> int:
-    """The value as an int of the range, both ends included."""
+    """Convert a value to an int within a range that includes both ends."""
     given = None
     if isinstance(value, Integral) and not isinstance(value, bool):
         given = int(value)
@@ -83,4 +84,15 @@ def whole_number(
         what=f"{name} is {quote(value)}",
         rule=f"{name} is a whole number {scope}",
         fix=fix or f"give an int {scope}",
+    )
+
+
+def one_of(value: _Value, name: str, choices: Sequence[_Value], *, fix: str = "") -> _Value:
+    """Return the value if it is one of the choices; otherwise raise an error that lists them."""
+    if isinstance(value, str) and value in choices:
+        return value
+    raise EinlinearError(
+        what=f"{name} is {quote(value)}",
+        rule=f"{name} is one of {', '.join(map(repr, choices))}",
+        fix=fix or f"give {name}={choices[0]!r}",
     )

@@ -1,0 +1,71 @@
+"""The command landscape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from einlinear.cli.arguments import flags_class
+from einlinear.cli.terminal import columns, console, say, write
+from einlinear.landscapes.config import LandscapeConfig
+from einlinear.show.tables import text_table
+
+if TYPE_CHECKING:
+    LandscapeFlags = Any
+else:
+    LandscapeFlags = flags_class(LandscapeConfig)
+
+
+def landscape(
+    flags: Annotated[LandscapeFlags, tyro.conf.arg(name="")],
+    *,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FILE.npz")] = None,
+    processes: int = 2,
+) -> None:
+    """Find the best learning rate by width and structure, naively and under muP.
+
+    Trains multilayer perceptrons on images. Interrupt it at any time and rerun it to resume.
+
+    Args:
+        flags: Settings of the landscape.
+        out: Folder for the runs, landscape.json, landscape.svg and landscape.png.
+        data: Images to train on, with train_x, test_x (uint8, NHWC), train_y and test_y; a small
+            set of the package by default.
+        processes: Number of runs at once, each on one thread.
+    """
+    from einlinear.cli.progress import progress_bar
+    from einlinear.landscapes.landscape import landscape as run_landscape
+    from einlinear.layers.machine import machine_facts  # torch takes a while to load
+    from einlinear.show.plots import check_matplotlib
+
+    config = LandscapeConfig(**asdict(flags))
+    check_matplotlib()  # fail now rather than after all runs
+    with progress_bar(console(), "runs") as show:
+        result = run_landscape(config, out=out, data=data, processes=processes, on_progress=show)
+    print(_table(result.rows()) + "\n")
+    for paragraph in result.words:
+        say(paragraph)
+    facts = {"machine": machine_facts()} | result.as_json()
+    write(out / "landscape.json", json.dumps(facts, indent=1))
+    for ending in ("svg", "png"):
+        print(f"wrote {result.plot(out / f'landscape.{ending}')}")
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """The rows as text; names that make the table too wide become titles above their rows."""
+    head, *body = rows
+    text = text_table(head, body, left=2)
+    if max(map(len, text.splitlines())) <= columns():
+        return text
+    titled: list[Sequence[str] | str] = []
+    for before, row in pairwise(rows):
+        titled += [", ".join(row[:2])] * (before[:2] != row[:2])
+        titled.append((f"  {row[2]}", *row[3:]))
+    return text_table((f"  {head[2]}", *head[3:]), titled, left=0)

@@ -1,0 +1,178 @@
+"""The command sweep."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from einlinear.cli.sweep_display import sweep_display
+from einlinear.cli.terminal import columns, console
+from einlinear.errors import EinlinearError
+from einlinear.errors import quote as quoted
+from einlinear.show.numbers import counted, duration
+from einlinear.show.tables import text_table
+from einlinear.sweeps.placing import ExecutorName, Placing, opened, place
+from einlinear.sweeps.study import Study, load_study
+from einlinear.sweeps.sweep import (
+    SweepPlan,
+    SweepResult,
+    plan_sweep,
+    prepare_directory,
+    run_sweep,
+    sweep_directory,
+)
+
+if TYPE_CHECKING:
+    from einlinear.sweeps.executors.executor import Executor
+    from einlinear.sweeps.plan import PlannedRun
+
+_MOST_LINES = 12  # of a failure
+
+
+def sweep(
+    study: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY.toml")],
+    /,
+    *,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    executor: ExecutorName = "local",
+    processes: int | None = None,
+    threads: int | None = None,
+    address: str | None = None,
+    slurm: tuple[str, ...] = (),
+    dry_run: bool = False,
+) -> None:
+    """Train all runs of a study: prints the plan, then the progress of each run.
+
+    A study is a TOML file. [base] holds settings of einlinear train; [grid] holds lists of them, of
+    which every combination is trained. Give flops instead of steps to set a budget for each run.
+    Interrupt it at any time and rerun it to resume. Several sweeps on one directory share the runs.
+
+    Args:
+        study: File of the study.
+        out: Directory of the sweep; each run gets its own in DIR/runs.
+        executor: Train in local processes, in this process (inline), on a Ray cluster, or on Slurm.
+        processes: Number of runs at once; by default, as many as there are cores, or room on Ray.
+        threads: Threads of each run; by default, as many as its steps can use and cores allow.
+        address: Address of a Ray cluster; by default, one is started on this machine.
+        slurm: Settings of Slurm jobs, such as partition=cpu time=120 mem=8G.
+        dry_run: Print the plan and stop; nothing is written.
+    """
+    loaded = load_study(study)
+    placing = place(loaded, Placing(executor, processes, threads, address, _settings(slurm)))
+    if dry_run:
+        _print_plan(_plan(loaded, out, placing))
+        return
+    try:
+        with opened(placing, out) as where:
+            plan = _plan(loaded, out, placing, where)
+            prepare_directory(loaded, out)
+            _print_plan(plan)
+            labels = {run.id: run.label for run in plan.runs}
+            with sweep_display(console(), labels) as show:
+                result = run_sweep(plan, where, show)
+    except KeyboardInterrupt:
+        print("note: finished work is kept; run the same command again to resume", file=sys.stderr)
+        raise
+    _print_result(result)
+    if result.failures:
+        raise SystemExit(1)
+
+
+def _plan(study: Study, out: Path, placing: Placing, executor: Executor | None = None) -> SweepPlan:
+    with console().status("planning"):
+        return plan_sweep(study, sweep_directory(out), placing, executor)
+
+
+def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Settings by name out of name=value."""
+    found = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not name or not value:
+            raise EinlinearError(
+                what=f"--slurm has {quoted(pair)}",
+                rule="settings are given as name=value",
+                fix="try --slurm partition=cpu time=120",
+            )
+        found[name] = value
+    return found
+
+
+def _print_plan(plan: SweepPlan) -> None:
+    from einlinear.laws.observations import structure_label  # numpy takes a while to load
+
+    spelling: dict[str, str] = {}
+    groups: dict[tuple[str, int, int], list[PlannedRun]] = {}
+    for run in plan.runs:
+        config = run.config
+        key = (str(structure_label(config, spelling)), config.width, config.depth)
+        groups.setdefault(key, []).append(run)
+    rows = []
+    for (structure, width, depth), runs in groups.items():
+        times = [run.seconds for run in runs]
+        row = (
+            structure,
+            str(width),
+            str(depth),
+            str(len(runs)),
+            str(sum(run.id in plan.finished for run in runs)),
+            f"{sum(run.flops for run in runs):.3g}",
+            "unknown" if runs[0].is_guessed else _from_to(min(times), max(times)),
+        )
+        rows.append(row)
+    head = ("structure", "width", "depth", "runs", "done", "FLOPs", "time of one")
+    print(f"study: {plan.study.name}")
+    print(text_table(head, rows, width=columns()) + "\n")
+    print(_plan_line(plan))
+    print(f"writes to {plan.out}")
+
+
+def _from_to(low: float, high: float) -> str:
+    return " to ".join(dict.fromkeys(map(duration, (low, high))))
+
+
+def _plan_line(plan: SweepPlan) -> str:
+    left = len(plan.runs) - len(plan.finished)
+    line = f"{counted(len(plan.runs), 'run')}, {plan.flops:.3g} training FLOPs in all"
+    if plan.repeats:
+        line += f"; combinations that repeat another: {plan.repeats}"
+    if plan.finished:
+        line += f"; {len(plan.finished)} are done, {left} to go"
+    if not left:
+        return line
+    is_guessed = any(run.is_guessed for run in plan.runs)
+    time = "no run could be timed" if is_guessed else f"about {duration(plan.seconds_left)}"
+    return f"{line}\n{_where(plan)}; {time}"
+
+
+def _where(plan: SweepPlan) -> str:
+    if plan.placing.executor == "inline":
+        return "one after the other in this process"
+    nouns = {"local": "processes", "ray": "tasks of Ray", "slurm": "jobs of Slurm"}
+    threads, most = plan.placing.threads, plan.placing.most_threads
+    each = "1 thread" if (threads or most) == 1 else f"{threads or f'up to {most}'} threads"
+    by = f"by {nouns[plan.placing.executor]} of {each} each"
+    if plan.slots is None:
+        return f"as many at once as there is room for, {by}; one after the other"
+    return f"{plan.slots} at once {by}"
+
+
+def _print_result(result: SweepResult) -> None:
+    diverged = [record for record in result.records if record.status == "diverged"]
+    for failure in result.failures:
+        lines = failure.text.strip().splitlines()
+        print(f"\nfailed: {failure.id} {failure.label}")
+        print("\n".join(f"  {line}" for line in lines[-_MOST_LINES:]))
+        print(f"  log: {failure.directory / 'log.txt'}")
+    print(
+        f"{counted(len(result.records), 'run')} finished, {len(diverged)} of them diverged; "
+        f"{len(result.failures)} failed"
+    )
+    if result.failures:
+        print("run the same command again to retry the failed runs")
+    print(f"wrote {result.plan.out}")
+    print(f"next: einlinear report {quote(str(result.plan.out))}")

@@ -1,0 +1,336 @@
+"""A learning-rate landscape: where each rate is best, how far the best moves, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from math import inf
+from pathlib import Path
+from typing import get_args
+
+from einlinear.errors import EinlinearError
+from einlinear.landscapes.cells import Edge, LandscapeCell
+from einlinear.landscapes.config import PARAMETRIZATIONS, LandscapeConfig
+from einlinear.landscapes.plot import LandscapePanel, Line, draw_landscape
+from einlinear.landscapes.transfer import (
+    Answer,
+    Drift,
+    Transfer,
+    find_answer,
+    find_drift,
+    find_transfer,
+)
+from einlinear.layers.scaling import Parametrization
+from einlinear.runs.record import RunRecord
+from einlinear.show.tables import text_table
+from einlinear.sweeps.study import Study
+
+_TITLES = {"naive": "naive", "mup": "muP"}
+_DIVERGED = 1.1  # times the loss at the start
+
+
+@dataclass(frozen=True, slots=True)
+class Landscape:
+    """The result of `landscape`: a cell for every structure and width, naive and muP; print it."""
+
+    config: LandscapeConfig
+    cells: tuple[LandscapeCell, ...]
+    start_loss: float
+    data: str
+
+    def cells_of(self, parametrization: Parametrization) -> tuple[LandscapeCell, ...]:
+        """The cells of one parametrization."""
+        return tuple(cell for cell in self.cells if cell.parametrization == parametrization)
+
+    def drift_over_widths(self, parametrization: Parametrization) -> Drift | None:
+        """How far the best rate of a structure moves with the width, at most.
+
+        None if no structure has a best rate at two widths.
+        """
+        return find_drift(self.cells_of(parametrization), lambda cell: cell.structure)
+
+    def drift_over_structures(self, parametrization: Parametrization) -> Drift | None:
+        """How far apart the best rates of structures are at one width, at most.
+
+        None if there is no width at which two structures have a best rate.
+        """
+        return find_drift(self.cells_of(parametrization), lambda cell: f"width {cell.width}")
+
+    def transfer(self, parametrization: Parametrization) -> Transfer | None:
+        """The cost of one rate for all cells; None if the first cell has no best rate."""
+        return find_transfer(self.cells_of(parametrization))
+
+    def answer(self, parametrization: Parametrization) -> Answer:
+        """Whether the rate transfers, if the grid of rates can tell."""
+        return find_answer(self.cells_of(parametrization))
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """The verdict in words: a line for each parametrization, and one that compares them."""
+        return (*(_verdict(self, name) for name in PARAMETRIZATIONS), _compared(self))
+
+    @property
+    def caveat(self) -> str:
+        """The cells in which muP has the higher loss, each at its best rate; "" if none."""
+        naive, mup = ([c.best_loss for c in self.cells_of(name)] for name in PARAMETRIZATIONS)
+        gaps = [ours - theirs for ours, theirs in zip(mup, naive, strict=True)]
+        higher = [gap for gap in gaps if gap > 0]
+        if not higher:
+            return ""
+        most = f"by up to {max(higher):.3f}" if max(higher) < inf else "or diverges at every rate"
+        start = "muP is not lower here: each" if 2 * len(higher) > len(gaps) else "Each"
+        return (
+            f"{start} at its best rate, muP has the higher loss in {len(higher)} of {len(gaps)} "
+            f"cells, {most}. Compare where the best rates lie, not the rows."
+        )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The verdict and the caveat, if there is one, as paragraphs."""
+        return (*self.verdict, *[self.caveat] * bool(self.caveat))
+
+    def __str__(self) -> str:
+        head, *rows = self.rows()
+        return "\n".join([text_table(head, rows, left=2), "", *self.words])
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table as text: a head, then a row for each cell."""
+        head = ("", "structure", "width", "best rate", "over seeds", "loss", "test accuracy", "")
+        return [head, *(_row(cell) for cell in self.cells)]
+
+    def as_json(self) -> dict[str, object]:
+        """The settings, all cells and derived values, as plain JSON values."""
+        drifts: dict[str, object] = {
+            name: {
+                "over_widths": _plain(self.drift_over_widths(name)),
+                "over_structures": _plain(self.drift_over_structures(name)),
+                "transfer": _plain(self.transfer(name)),
+                "answer": self.answer(name),
+            }
+            for name in PARAMETRIZATIONS
+        }
+        return {
+            "config": asdict(self.config),
+            "data": self.data,
+            "start_loss": self.start_loss,
+            "verdict": list(self.verdict),
+            "caveat": self.caveat,
+            **drifts,
+            "cells": [_cell_json(cell) for cell in self.cells],
+        }
+
+    def plot(self, path: str | Path) -> Path:
+        """Plot loss against rate, with a column for every structure; .svg, .png or .pdf."""
+        panels = []
+        for name in PARAMETRIZATIONS:
+            cells = self.cells_of(name)
+            for structure in self.config.structures:
+                lines = tuple(_line(cell) for cell in cells if cell.structure == structure)
+                panels.append(LandscapePanel(_TITLES[name], structure, lines, cells[0].best))
+        c = self.config
+        seeds = f"mean and range of {c.seeds} seeds" if c.seeds > 1 else "one seed"
+        small = f"{self.data}, {c.steps} steps of {c.batch}, Adam, {c.activation}, {seeds}. "
+        small += f"Under muP the rate is that of a dense model of width {min(c.widths)}, "
+        small += "from which those of all factors follow."
+        open_: dict[str, list[str]] = {}
+        for name in PARAMETRIZATIONS:
+            if self.answer(name) == "cannot be told":
+                open_.setdefault(_why(self.cells_of(name)), []).append(_TITLES[name])
+        for why, names in open_.items():
+            small += f"\nWhether rates transfer cannot be told ({' and '.join(names)}): {why}."
+        small += f"\n{self.caveat}" if self.caveat else ""
+        titles = "Which learning rate is best, by width and structure", small
+        return draw_landscape(
+            panels, ceiling=1.06 * self.start_loss, titles=titles, path=Path(path)
+        )
+
+
+def make_landscape(
+    config: LandscapeConfig, study: Study, records: Iterable[RunRecord], data: str
+) -> Landscape:
+    """The landscape of a finished study; `data` is the name of its images."""
+    known = {record.id: record for record in records}
+    missing = [cell.config for cell in study.cells if cell.config.id not in known]
+    if missing:
+        raise EinlinearError(
+            what=f"{len(missing)} of {len(study.cells)} runs are missing, the first is "
+            f"{missing[0].id}",
+            rule="a landscape needs the records of all its runs",
+            fix="run the same command again to train the missing runs",
+        )
+    found = (known[cell.config.id] for cell in study.cells)
+    cells = []
+    for parametrization in PARAMETRIZATIONS:
+        rates = tuple(config.exponents(parametrization))
+        for structure, width in product(config.structures, sorted(config.widths)):
+            runs = [[next(found) for _ in range(config.seeds)] for _ in rates]
+            losses = tuple(tuple(map(_loss, seeds)) for seeds in runs)
+            accuracies = tuple(tuple(run.accuracy or 0.0 for run in seeds) for seeds in runs)
+            cells.append(
+                LandscapeCell(parametrization, structure, width, rates, losses, accuracies)
+            )
+    mup = [known[cell.config.id] for cell in study.cells if cell.config.parametrization == "mup"]
+    return Landscape(config, tuple(cells), max(map(_start_loss, mup)), data)
+
+
+def _start_loss(record: RunRecord) -> float:
+    """The test loss before the first step."""
+    return inf if record.curve[0].loss is None else record.curve[0].loss
+
+
+def _loss(record: RunRecord) -> float:
+    """The training loss at the end; infinite if the run diverged, or ended far above its start."""
+    loss = record.train_loss
+    if record.status == "diverged" or loss is None or loss > _DIVERGED * _start_loss(record):
+        return inf
+    return loss
+
+
+def _plain(value: Drift | Transfer | None) -> dict[str, object] | None:
+    return None if value is None else asdict(value)
+
+
+def _verdict(result: Landscape, name: Parametrization) -> str:
+    cells, title, transfer = result.cells_of(name), _TITLES[name], result.transfer(name)
+    if transfer is None or result.answer(name) == "cannot be told":
+        parts = [f"{title}: cannot be told; {_advice(result, name)}."]
+    else:
+        text = (
+            f"{title}: the rate {transfer.word}. One rate for all, 2^{transfer.rate}, costs "
+            f"{transfer.mean_loss:.3f} of loss on average, {transfer.worst_loss:.3f} or "
+            f"{transfer.worst_share:.1%} at worst ({transfer.worst})"
+        )
+        text += f", and diverges in {_cells(transfer.diverged)}" * bool(transfer.diverged)
+        parts = [f"{text}.", _drifts(result, name)]
+    lost = _num_lost(cells)
+    parts += [_ends(cells), f"In {_cells(lost)} every rate diverges." * bool(lost)]
+    return " ".join(filter(None, parts))
+
+
+def _drifts(result: Landscape, name: Parametrization) -> str:
+    """How far the best rate moves, as far as known."""
+    widths, structures = result.drift_over_widths(name), result.drift_over_structures(name)
+    parts = []
+    if widths:
+        parts.append(f"{_seeds(widths)} over widths ({widths.where})")
+    if structures:
+        parts.append(f"{_seeds(structures)} across structures ({structures.where})")
+    if not parts:
+        return ""
+    bound = "at least" if any(cell.is_open for cell in result.cells_of(name)) else "at most"
+    return f"The best rate moves by {bound} {', by '.join(parts)}."
+
+
+def _advice(result: Landscape, name: Parametrization) -> str:
+    """What to change to get an answer."""
+    cells, flag = result.cells_of(name), _flag(result, name)
+    is_high = any(cell.edge == "highest" for cell in cells)
+    if _num_lost(cells) and not is_high:
+        return f"start {flag} lower"
+    if _num_lost(cells) or any(cell.is_at_edge for cell in cells):
+        return f"widen {flag}"
+    return "give more --widths or --structures"
+
+
+def _why(cells: Sequence[LandscapeCell]) -> str:
+    """Why the grid cannot tell whether the rate transfers."""
+    lost = _num_lost(cells)
+    reasons = ["best rates are ends of the grid"] * any(cell.is_at_edge for cell in cells)
+    reasons += [f"in {_cells(lost)} every rate diverges"] * bool(lost)
+    return ", ".join(reasons) or "there is one structure at one width"
+
+
+def _num_lost(cells: Sequence[LandscapeCell]) -> int:
+    """The number of cells in which every rate diverges."""
+    return sum(cell.best is None for cell in cells)
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"
+
+
+def _flag(result: Landscape, name: Parametrization) -> str:
+    """The option that sets the rates of a parametrization."""
+    is_own = name == "naive" and result.config.naive_rates is not None
+    return "--naive-rates" if is_own else "--rates"
+
+
+def _ends(cells: Sequence[LandscapeCell]) -> str:
+    """The best rates at ends of the grid, with their widths; "" if there are none."""
+    parts = []
+    for edge in get_args(Edge):
+        here = [cell for cell in cells if cell.edge == edge]
+        if here:
+            widths = ", ".join(map(str, dict.fromkeys(cell.width for cell in here)))
+            parts.append(
+                f"{len(here)} of {len(cells)} best rates {'is' if len(here) == 1 else 'are'} the "
+                f"{edge} of the grid, "
+                f"2^{here[0].best} (width {widths})"
+            )
+    return f"{', '.join(parts)}: better ones may lie beyond." if parts else ""
+
+
+def _compared(result: Landscape) -> str:
+    """Whether the best rate moves less with muP, if that is known."""
+    unknown = "Whether the best rate moves less under muP than without cannot be told."
+    drifts = [result.drift_over_widths(name) for name in PARAMETRIZATIONS]
+    known = [drift.doublings for drift in drifts if drift is not None]
+    if len(known) < len(drifts):
+        return unknown
+    naive, mup = known
+    naive_open, mup_open = (
+        any(cell.is_open for cell in result.cells_of(name)) for name in PARAMETRIZATIONS
+    )
+    if (mup <= naive and mup_open) or (mup >= naive and naive_open):
+        return unknown
+    word = "less" if mup < naive else "as much" if mup == naive else "more"
+    than = "as" if mup == naive else "than"
+    compared = f"Over widths the best rate moves {word} under muP {than} without"
+    ours, theirs = ("at least " * is_open for is_open in (mup_open, naive_open))
+    return f"{compared}: {ours}{_doublings(mup)}, {theirs}{_doublings(naive)}."
+
+
+def _doublings(count: int) -> str:
+    return f"{count} doubling{'' if count == 1 else 's'}"
+
+
+def _seeds(drift: Drift) -> str:
+    return f"{_doublings(drift.doublings)} ({drift.low} to {drift.high} in single seeds)"
+
+
+def _row(cell: LandscapeCell) -> tuple[str, ...]:
+    low, high = cell.interval or ("-", "-")
+    return (
+        _TITLES[cell.parametrization],
+        cell.structure,
+        str(cell.width),
+        "-" if cell.best is None else f"2^{cell.best}",
+        f"{low} to {high}" if cell.interval else "-",
+        "-" if cell.best is None else f"{cell.best_loss:.3f}",
+        "-" if cell.best is None else f"{cell.best_accuracy:.1%}",
+        "end of grid" if cell.is_at_edge else "all diverge" if cell.best is None else "",
+    )
+
+
+def _line(cell: LandscapeCell) -> Line:
+    return Line(
+        width=cell.width,
+        rates=cell.rates,
+        means=cell.means,
+        lows=tuple(map(min, cell.losses)),
+        highs=tuple(map(max, cell.losses)),
+        best=cell.best,
+    )
+
+
+def _cell_json(cell: LandscapeCell) -> dict[str, object]:
+    losses = [[loss if loss < inf else None for loss in seeds] for seeds in cell.losses]
+    derived = {
+        "best": cell.best,
+        "interval": cell.interval,
+        "is_at_edge": cell.is_at_edge,
+        "best_loss": cell.best_loss if cell.best_loss < inf else None,
+        "best_accuracy": None if cell.best is None else cell.best_accuracy,
+    }
+    return asdict(cell) | {"losses": losses} | derived

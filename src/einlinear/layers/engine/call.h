@@ -1,0 +1,100 @@
+/* One call: what it was given, where its buffers are, and the parts of a pass that calls of one layer
+   (program.c) and of experts (experts.c) share. */
+
+#ifndef EINLINEAR_CALL_H
+#define EINLINEAR_CALL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "abi.h"
+#include "targets.h"
+
+typedef struct {
+    const int64_t *program;
+    const Kernels *kernels;
+    long tokens, block;
+    long size, outer_size; /* bytes of a number: inside the engine, in the caller's arrays */
+    int is_bfloat16, workers, is_backward;
+    int is_grouped;       /* a call of experts */
+    size_t shared_prefix; /* bytes to reserve at the start of the shared memory */
+    const void *x, *gy;
+    void *y, *gx;
+    long x_row, y_row, gy_row, gx_row;
+    int stage_x, stage_y, stage_gy, stage_gx; /* whether these rows are copied to the workspace */
+    const void *bias;
+    void *gbias;
+    Epilogue epilogue;
+    const void *factors[MAX_STEPS]; /* the caller's */
+    const void *weights[MAX_STEPS]; /* the factors to compute with: the caller's, or converted */
+    void *gradients[MAX_STEPS];     /* the caller's; NULL if not wanted */
+    char *transposed[MAX_STEPS];
+    /* ---- all above starts as zero ---- */
+    int64_t at_row[MAX_BUFFERS]; /* offsets of row buffers in a worker's memory */
+    int64_t at_sum[MAX_STEPS], at_bias_sum, at_scratch;
+    int64_t at_weights[MAX_STEPS],
+        at_transposed[MAX_STEPS];         /* in shared memory; experts: worker's */
+    int64_t at_split[MAX_STEPS], at_line; /* experts only */
+    char *shared;
+    char *memory; /* of the first worker */
+    size_t per_worker;
+    double *partial;       /* sums over pieces of factors */
+    const double *amounts; /* how much of each factor to subtract from its gradient */
+} Call;
+
+/* How many numbers each factor has; then each transposed factor. */
+static inline const int64_t *sizes_of(const Call *call) {
+    return call->program + HEADER_LENGTH + call->program[HEADER_ROW_BUFFERS];
+}
+
+/* Work on factors is cut into pieces of this many numbers. */
+enum { PIECE = 16384 };
+
+static inline long num_pieces(int64_t size) { return (size + PIECE - 1) / PIECE; }
+
+static inline size_t round_up(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+/* ---- call.c: start a call ---- */
+
+/* Read the arguments. Returns STATUS_OK, or why the call cannot run. */
+int start_call(Call *call, const CallArguments *arguments, int is_backward);
+
+/* How many workers pay off for this many tokens. */
+int choose_workers(const Call *call, long threads);
+
+/* Reserve the workspace and place all buffers in it. Returns 0 if there is no memory. */
+int lay_out(Call *call, int needs_partial_sums);
+
+/* Find the factors to compute with, given the memory they were placed in. */
+void locate_weights(Call *call, char *memory);
+
+/* Bytes of the longest row of input or output. */
+size_t line_bytes(const Call *call);
+
+/* Ask the system for large pages for rows that are about to be written. */
+void request_large_pages(void *rows, int64_t row, const Call *call);
+
+/* ---- program.c: run a program ---- */
+
+int run_layer_forward(const CallArguments *arguments);
+int run_layer_backward(const CallArguments *arguments);
+
+/* How many units a copy has: see kernel.h. */
+long copy_units(const int64_t *op);
+
+/* The address of every buffer of a worker, and the distance between its rows. */
+void find_buffers(const Call *call, char *memory, void **base, int64_t *row);
+
+/* Run the operations of a pass on the tokens in the buffers. */
+void run_operations(const Call *call, char *memory, long tokens, int is_first, void *const *base,
+                    const int64_t *row);
+
+/* Add up the workers' sums of the gradient of the bias. */
+void collect_bias(const Call *call);
+
+/* ---- experts.c ---- */
+
+int run_experts_forward(const CallArguments *arguments);
+int run_experts_backward(const CallArguments *arguments);
+
+#endif

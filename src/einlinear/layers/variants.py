@@ -1,0 +1,71 @@
+"""The variants: ways to multiply by the matrix of a plan, and the choice between them.
+
+Legend: t tokens, d inputs, o outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from einlinear.errors import EinlinearError, quote
+from einlinear.layers.cost import cheapest, cheapest_cached
+from einlinear.layers.engine import compiled
+from einlinear.layers.operators import multiply_by_operator
+from einlinear.layers.reference import dense_weight, multiply_by_einsum
+from einlinear.structures.plan import Plan
+
+ALL_VARIANTS = ("einsum", "strided", "dense", "engine")
+_PORTABLE, _ELSEWHERE = ALL_VARIANTS[:3], ("einsum", "dense")
+VARIANTS = ALL_VARIANTS if compiled.IS_AVAILABLE else _PORTABLE
+"""The variants available here; the engine only if it was compiled."""
+
+
+def multiply(
+    plan: Plan,
+    x_td: Tensor,
+    factors: Sequence[Tensor],
+    variant: str,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """W x + b for rows of input, by one of the variants; factors in the order of the plan's steps.
+
+    einsum:  one torch.einsum per step; the reference, and best where steps are plain matrices.
+    strided: batched multiplies in place, blocked over tokens.
+    dense:   the matrix W itself, built on each call, for widths too small for structure to pay.
+    engine:  the compiled engine, on the CPU, in float32, float64 and bfloat16.
+    """
+    if variant == "einsum":
+        return multiply_by_einsum(plan, x_td, factors, bias)
+    if variant == "dense":
+        return linear(x_td, dense_weight(plan, factors), bias)
+    if variant in VARIANTS:
+        return multiply_by_operator(plan, x_td, factors, bias, variant)
+    raise EinlinearError(
+        what=f"there is no variant {quote(variant)}",
+        rule=f"a variant is one of {', '.join(VARIANTS)}",
+        fix="name one of them, or let the layer choose; einlinear doctor tells whether the engine "
+        "is available",
+    )
+
+
+def fitting_variants(device: str, dtype: torch.dtype) -> tuple[str, ...]:
+    """The variants worth choosing from on a device and in a dtype."""
+    if device != "cpu":
+        return _ELSEWHERE
+    return ALL_VARIANTS if compiled.IS_AVAILABLE and dtype in compiled.DTYPES else _PORTABLE
+
+
+def choose_variant(
+    plan: Plan, num_tokens: int, device: str, dtype: torch.dtype, *, has_backward: bool = True
+) -> str:
+    """The variant that should be fastest, by a cost model for CPUs.
+
+    On other devices: einsum, or dense if the matrix costs less than the steps.
+    """
+    variants = fitting_variants(device, dtype)
+    choose = cheapest if torch.compiler.is_compiling() else cheapest_cached
+    return choose(plan, num_tokens, variants, has_backward)

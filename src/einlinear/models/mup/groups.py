@@ -1,0 +1,220 @@
+"""Learning rates that transfer across widths: parameter groups, and a table that explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
+from typing import Any, get_args
+
+from torch import nn
+
+from einlinear.errors import EinlinearError, quote
+from einlinear.layers.scaling import Optimizer, adam_rate, sgd_rate
+from einlinear.models.survey.facts import (
+    Fact,
+    find_facts,
+    find_layers,
+    match_names,
+    named_roles,
+    plain_name,
+    unwrapped,
+)
+from einlinear.models.survey.sites import find_sites, output_heads
+from einlinear.show.tables import text_table
+from einlinear.structures.values import one_of, whole_number
+
+_RATES = {"adam": adam_rate, "sgd": sgd_rate}
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRow:
+    """The scaling of one parameter, and the learning rate and decay that follow from it.
+
+    multiplier is rate / lr. weight_decay is None if it is left to the optimizer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    fan_in: int
+    fan_out: int
+    num_factors: int
+    repeats: int
+    init_std: float
+    multiplier: float
+    rate: float
+    weight_decay: float | None = None
+
+    @property
+    def group_name(self) -> str:
+        """The name of its parameter group: "fan_in 256, 2 factors", or the kind."""
+        if self.kind not in ("matrix", "head"):
+            return self.kind
+        factors = f", {self.num_factors} factors" if self.num_factors > 1 else ""
+        return f"{'head, ' if self.kind == 'head' else ''}fan_in {self.fan_in}{factors}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ScalingTable:
+    """One row for each trained parameter, in the model's order; print it to read it."""
+
+    rows: tuple[ScalingRow, ...]
+    lr: float
+    base_width: int
+    optimizer: Optimizer
+
+    def __iter__(self) -> Iterator[ScalingRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        head = ("parameter", "shape", "kind", "fan-in", "fan-out", "factors", "init", "x lr", "lr")
+        cells = [
+            (
+                row.name,
+                " x ".join(map(str, row.shape)) or "()",
+                row.kind,
+                str(row.fan_in),
+                str(row.fan_out),
+                str(row.num_factors),
+                f"{row.init_std:.3g}",
+                f"{row.multiplier:.4g}",
+                f"{row.rate:.3g}",
+            )
+            for row in self.rows
+        ]
+        title = f"{self.optimizer}, lr {self.lr:g} at base width {self.base_width}"
+        return f"{title}\n{text_table(head, cells, left=3)}"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def scaling_table(
+    model: nn.Module,
+    lr: float,
+    *,
+    base_width: int,
+    optimizer: Optimizer = "adam",
+    weight_decay: float | None = None,
+    head: str | Iterable[str] = (),
+) -> ScalingTable:
+    """Return how every trained parameter is scaled; the arguments are those of `param_groups`."""
+    return _table(_trained_facts(model, head), lr, base_width, optimizer, weight_decay)
+
+
+def param_groups(
+    model: nn.Module,
+    lr: float,
+    *,
+    base_width: int,
+    optimizer: Optimizer = "adam",
+    weight_decay: float | None = None,
+    head: str | Iterable[str] = (),
+) -> list[dict[str, Any]]:
+    """Return parameter groups for any torch optimizer, with rates that transfer across widths.
+
+    With these groups (muP), the best learning rate at width base_width is also close to the best
+    for wider models and for other structures. There is one group for each distinct rate and decay
+    (DTensors get groups of their own), and every trained parameter is in exactly one. A dense model
+    whose linear layers all have a fan-in of base_width (and, for "sgd", the same fan-out) gets lr
+    everywhere. The rules are in docs/training.md.
+
+    Args:
+        model: any module; it may be compiled, sharded by FSDP2 or wrapped in DDP.
+        lr: the learning rate at the base width.
+        base_width: the width at which you tuned lr.
+        optimizer: "adam" for Adam, AdamW and others whose steps do not depend on the size of the
+            gradient; "sgd" for SGD, with or without momentum.
+        weight_decay: the decay at the base width. Optimizers multiply it by the rate, so matrices
+            get weight_decay * lr / rate, the same decay per step at every width; vectors and
+            embeddings get 0. None leaves decay to the optimizer.
+        head: pattern or patterns for the name of the output layer, in addition to what the model
+            declares (`layer_roles`, or Hugging Face's get_output_embeddings). Only "sgd" needs it.
+            If nothing names a head, it is the layer that `convert_` takes for the head; a
+            structured layer is a head only if it is named.
+    """
+    facts = _trained_facts(model, head)
+    table = _table(facts, lr, base_width, optimizer, weight_decay)
+    if not facts:
+        raise EinlinearError(
+            what="the model has no trainable parameters",
+            rule="an optimizer needs parameters",
+            fix="call requires_grad_(True) on the parameters to train",
+        )
+    groups: dict[tuple[Any, ...], tuple[list[nn.Parameter], dict[str, None]]] = {}
+    for fact, row in zip(facts, table, strict=True):
+        # Optimizers cannot mix tensors and DTensors in one group.
+        key = (row.rate, row.weight_decay, type(fact.parameter.data))
+        parameters, names = groups.setdefault(key, ([], {}))
+        parameters.append(fact.parameter)
+        names[row.group_name] = None
+    return [
+        {"params": parameters, "lr": rate, "name": "; ".join(names)}
+        | ({} if decay is None else {"weight_decay": decay})
+        for (rate, decay, _), (parameters, names) in groups.items()
+    ]
+
+
+def _trained_facts(model: nn.Module, head: str | Iterable[str]) -> tuple[Fact, ...]:
+    """Return every trained parameter; the head is what is named so, or else what is found."""
+    asked = match_names(head, [layer.name for layer in find_layers(model)], "head")
+    heads = asked | named_roles(model)["head"]
+    if not heads:
+        inner = unwrapped(model)
+        heads = {plain_name(name) for name in output_heads(inner, find_sites(inner))}
+    return find_facts(model, heads=heads)
+
+
+def _table(
+    facts: tuple[Fact, ...],
+    lr: float,
+    base_width: int,
+    optimizer: Optimizer,
+    weight_decay: float | None,
+) -> ScalingTable:
+    fix = 'give "adam" for AdamW, Lion and others whose steps do not depend on the size of the '
+    one_of(optimizer, "optimizer", get_args(Optimizer), fix=f'{fix}gradient, "sgd" for SGD')
+    base_width = whole_number(base_width, "base_width", 1)
+    lr = _number(lr, "lr")
+    decay = None if weight_decay is None else _number(weight_decay, "weight_decay", zero=True)
+    rows = tuple(_row(fact, lr, base_width, optimizer, decay) for fact in facts)
+    return ScalingTable(rows, lr, base_width, optimizer)
+
+
+def _number(value: float, name: str, *, zero: bool = False) -> float:
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    if is_number and (value > 0 or (zero and value == 0)):
+        return float(value)
+    raise EinlinearError(
+        what=f"{name} is {quote(value)}",
+        rule=f"{name} is a finite number {'of 0 or more' if zero else 'above 0'}",
+        fix=f"give {name} as a float; to change it during training, use a torch scheduler",
+    )
+
+
+def _row(
+    fact: Fact, lr: float, base_width: int, optimizer: Optimizer, weight_decay: float | None
+) -> ScalingRow:
+    scaling, rate = fact.scaling, _RATES[optimizer]
+    multiplier = rate(scaling, 1.0, base_width)
+    is_matrix = scaling.kind == "matrix"
+    if weight_decay is not None:
+        weight_decay = weight_decay / multiplier if is_matrix else 0.0
+    return ScalingRow(
+        name=fact.name,
+        shape=tuple(fact.parameter.shape),
+        kind="head" if is_matrix and scaling.head_width else scaling.kind,
+        fan_in=scaling.fan_in,
+        fan_out=scaling.fan_out,
+        num_factors=scaling.num_factors,
+        repeats=scaling.repeats,
+        init_std=scaling.init_std,
+        multiplier=multiplier,
+        rate=rate(scaling, lr, base_width),
+        weight_decay=weight_decay,
+    )

@@ -1,0 +1,140 @@
+"""The numbers of a report as CSV files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+from einlinear.laws.read import FORMULA
+from einlinear.reports.analyse import Analysis
+from einlinear.reports.shown import RUN_COLUMNS
+
+CsvRow = dict[str, Any]
+
+
+def run_rows(analysis: Analysis) -> Iterator[CsvRow]:
+    """One row per run, of every task."""
+    for run in analysis.gathered.runs:
+        yield {column.name: column.value(run) for column in RUN_COLUMNS}
+
+
+def point_rows(analysis: Analysis) -> Iterator[CsvRow]:
+    """One row per point after warm-up, in the format of `read_observations`, by FLOPs."""
+    for run in analysis.runs:
+        compute = run.spent.get("compute", run.spent.get("flops"))
+        for k, point in enumerate(run.curve):
+            if run.counts(point):
+                yield {
+                    "run": run.id,
+                    "compute": None if compute is None else compute[k],
+                    "loss": point.loss,
+                    "structure": run.structure,
+                    "seed": run.seed,
+                    "group": run.group,
+                    "size": run.size,
+                    "status": run.state,
+                    "width": run.width,
+                    "depth": run.depth,
+                    "step": run.step(point),
+                    **{
+                        name: run.spent[name][k] if name in run.spent else None
+                        for name in ("linear_flops", "seconds", "params", "units")
+                    },
+                    "base_structure": run.label.structure,
+                    "variant": run.label.variant,
+                }
+
+
+def law_rows(analysis: Analysis) -> Iterator[CsvRow]:
+    """One row per structure and measure."""
+    for measure, found in analysis.measured.items():
+        for row in found.laws.values():
+            law = row.law
+            values: CsvRow = {"measure": measure, "structure": row.structure}
+            for name in ("linf", "b", "a"):
+                ends = (None, None) if law is None else getattr(law, f"{name}_interval")
+                values[name] = None if law is None else getattr(law, name)
+                values[f"{name}_low"], values[f"{name}_high"] = ends
+            for name in ("r2", "rms", "num_points", "num_runs", "decades"):
+                values[name] = None if law is None else getattr(law, name)
+            thirds = (None, None, None) if law is None else law.thirds
+            for name, value in zip(("first", "middle", "last"), thirds, strict=True):
+                values[f"residual_{name}"] = value
+            for name in ("is_systematic", "undercut", "overshoot", "stray", "at_bound"):
+                values[name] = None if law is None else getattr(law, name)
+            yield values | {"points": "" if law is None else row.points, "note": row.note}
+
+
+def multiplier_rows(analysis: Analysis) -> Iterator[CsvRow]:
+    """One row per structure and measure that it is compared by."""
+    for measure, found in analysis.measured.items():
+        for name, one in found.multipliers.items():
+            low, high = one.median_interval
+            mean_low, mean_high = one.mean_interval
+            yield {
+                "measure": measure,
+                "structure": name,
+                "reference": one.reference,
+                "median": one.median,
+                "median_low": low,
+                "median_high": high,
+                "mean": one.mean,
+                "std": one.std,
+                "mean_low": mean_low,
+                "mean_high": mean_high,
+                "num_points": one.num_points,
+                "is_extrapolated": one.mean_is_extrapolated,
+            }
+
+
+def linf_rows(analysis: Analysis) -> Iterator[CsvRow]:
+    """One row per structure and given linf."""
+    return map(asdict, analysis.linf_rows)
+
+
+def final_rows(analysis: Analysis) -> Iterator[CsvRow]:
+    """One row per structure and width."""
+    return map(asdict, analysis.finals)
+
+
+TABLES: dict[str, Callable[[Analysis], Iterator[CsvRow]]] = {
+    "runs": run_rows,
+    "points": point_rows,
+    "finals": final_rows,
+    "power-laws": law_rows,
+    "multipliers": multiplier_rows,
+    "linf": linf_rows,
+}
+"""All tables, by file name."""
+
+
+def to_csv(rows: Iterator[CsvRow]) -> str:
+    """Format rows as CSV with a header; empty if there are no rows."""
+    listed = list(rows)
+    if not listed:
+        return ""
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, listed[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _safe(value) for name, value in row.items()} for row in listed)
+    return file.getvalue()
+
+
+def _safe(value: Any) -> Any:
+    """Put an apostrophe before a text that a spreadsheet would run as a formula.
+
+    `read_observations` removes it again. Fractions become decimal numbers.
+    """
+    if isinstance(value, Fraction):
+        return float(value)
+    if not isinstance(value, str) or not value.lstrip("'").startswith(FORMULA):
+        return value
+    try:
+        float(value)  # a spreadsheet reads such a text as a number, which is harmless
+    except ValueError:
+        return f"'{value}"
+    return value

@@ -1,0 +1,402 @@
+"""RunConfig: everything that decides a training run, as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from hashlib import sha256
+from math import isfinite, nan
+from numbers import Real
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from einlinear.data.choices import CharacterRule, VocabularyName
+from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
+from einlinear.files.whole import toml_text
+from einlinear.layers.scaling import EMBEDDING_STD, Parametrization
+from einlinear.models.choices import ActivationName, PositionKind
+from einlinear.runs.presets import OWN_FIELDS, SEQUENCE_TASKS, Preset, TaskName, preset_values
+from einlinear.structures.named import dense
+from einlinear.structures.text import parse
+from einlinear.structures.values import one_of, whole_number
+
+Schedule = Literal["constant", "cosine", "wsd"]
+Precision = Literal["float32", "bfloat16"]
+Device = Literal["auto", "cpu", "cuda"]
+Shard = Literal["ddp", "fsdp2"]
+ExpertsOf = Literal["linear", "ffn"]
+
+NOT_IN_ID = ("preset", "checkpoint_every", "save_model", "shard")
+"""Fields that are not part of a run's id, because they change its numbers by rounding at most.
+
+A preset only fills in other fields. What is saved, and over which devices a run is spread, does not
+matter.
+"""
+
+_ADDED = {"parametrization": "mup", "activation": "relu", "pool": 1, "save_model": True}
+"""Fields that earlier versions did not have, with the values that those versions used.
+
+A field with that value is neither stored nor part of the id: ids and files stay the same.
+"""
+
+_BY_PRESET: Any = None  # default of a field that the preset decides
+
+# Lowest and highest value of each integer field.
+_MOST, _MOST_STEPS = 10**9, 10**12
+_WHOLE: dict[str, tuple[int, int]] = {
+    "num_experts": (0, _MOST),
+    "num_active": (1, _MOST),
+    "width": (1, _MOST),
+    "depth": (1, _MOST),
+    "head_size": (1, _MOST),
+    "context": (1, _MOST),
+    "pool": (1, _MOST),
+    "teacher_width": (1, _MOST),
+    "teacher_depth": (1, _MOST),
+    "batch_size": (1, _MOST),
+    "accumulation": (1, _MOST),
+    "steps": (1, _MOST_STEPS),
+    "base_width": (1, _MOST),
+    "warmup": (0, _MOST_STEPS),
+    "eval_points": (1, 10**6),
+    "eval_size": (1, _MOST),
+    "seed": (0, 2**63 - 1),
+    "checkpoint_every": (0, _MOST_STEPS),
+}
+# The same for float fields; True excludes the lowest value.
+_REAL: dict[str, tuple[float, float | None, bool]] = {
+    "lr": (0, None, True),
+    "balance": (0, None, False),
+    "embedding_std": (0, None, True),
+    "weight_decay": (0, None, False),
+    "grad_clip": (0, None, False),
+    "decay_share": (0, 1, False),
+    "final_rate": (0, 1, False),
+    "ema": (0, 1, False),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "task": get_args(TaskName),
+    "experts": get_args(ExpertsOf),
+    "preset": get_args(Preset),
+    "vocabulary": get_args(VocabularyName),
+    "rule": get_args(CharacterRule),
+    "positions": get_args(PositionKind),
+    "activation": get_args(ActivationName),
+    "parametrization": get_args(Parametrization),
+    "schedule": get_args(Schedule),
+    "precision": get_args(Precision),
+    "device": get_args(Device),
+    "shard": get_args(Shard),
+}
+_FLAGS = ("convert_head", "head_aligned", "weight_norm", "tied", "compile", "save_model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run: two runs with equal configs give equal numbers.
+
+    The preset fills in fields that you leave out or set to None, depending on the task. Fields
+    that the task does not have stay None, for example head_size for an MLP.
+
+    Args:
+        task: text, pixels, regression or cifar.
+        preset: defaults for fields that you leave out: "cpu" learns something within minutes on a
+            CPU, "paper" is the setting of [P24].
+        data: a file or folder of data; by default the data set that comes with the package.
+        validation: a text file for validation; by default a part of the data.
+        rule: what to do with characters outside ascii in a text: drop the document, or fold them.
+        pool: side of the squares of pixels to average before training on images.
+        structure: structure of the linear layers; "dense" keeps nn.Linear.
+        experts: what an expert is: "linear", a linear layer of the structure, or "ffn", a dense
+            feed-forward net of a GPT block, the standard MoE.
+        num_experts: experts in each layer; 0 for no mixture of experts.
+        num_active: experts that each token uses.
+        balance: weight of the balance loss, averaged over the gates.
+        convert_head: whether the output head gets the structure too.
+        head_aligned: whether to align the structures of the attention projections with the heads.
+        weight_norm: whether structured layers normalise their factors.
+        width: width of the model.
+        depth: blocks of a GPT or a residual MLP, hidden layers of an MLP.
+        head_size: width of an attention head.
+        context: tokens in a sequence.
+        vocabulary: "ascii", 96 symbols, or "gpt2", 50257 byte pairs.
+        positions: learned, rotary or alibi.
+        embedding_std: standard deviation of the initial embeddings.
+        tied: whether the head shares its weight with the embedding.
+        activation: activation of the MLP for images, relu or gelu.
+        teacher_width: width of the teacher network.
+        teacher_depth: layers of the teacher network.
+        batch_size: sequences, samples or images per step, over all devices.
+        accumulation: number of parts in which each device computes its share of the batch.
+        steps: training steps.
+        parametrization: "mup", or "naive": all parameters share one learning rate, and outputs of
+            all layers start with unit variance.
+        lr: learning rate at the base width.
+        base_width: the width at which the learning rate was tuned.
+        schedule: constant, cosine, or wsd (constant, then a linear decay), after the warm-up.
+        warmup: steps in which the rate grows from 0; by default at most a tenth of the steps.
+        decay_share: share of the steps in which wsd decays.
+        final_rate: where cosine and wsd end, as a share of the learning rate.
+        betas: betas of AdamW.
+        weight_decay: weight decay of AdamW at the base width.
+        grad_clip: largest norm of the gradient; 0 for no limit.
+        precision: float32, or bfloat16 by autocast.
+        seed: random seed of weights and batches.
+        eval_points: evaluations, at geometrically growing steps, besides the one at the start.
+        eval_size: maximum number of sequences, samples or images in the validation set.
+        ema: evaluate the average of the weights over about this share of the steps so far; 0 for
+            no average.
+        compile: whether to compile the model with torch.compile.
+        device: cpu, cuda, or auto: cuda if available.
+        shard: how to spread a model over many devices: ddp or fsdp2.
+        checkpoint_every: steps between checkpoints; 0 for none.
+        save_model: whether to keep the trained weights in model.safetensors.
+    """
+
+    task: TaskName = "text"
+    preset: Preset = "cpu"
+    data: str | None = None
+    validation: str | None = None
+    rule: CharacterRule | None = None
+    pool: int | None = None
+    structure: str = "dense"
+    experts: ExpertsOf = "linear"
+    num_experts: int = 0
+    num_active: int = 2
+    balance: float = 0.01
+    convert_head: bool = False
+    head_aligned: bool | None = None
+    weight_norm: bool = True
+    width: int = _BY_PRESET
+    depth: int = _BY_PRESET
+    head_size: int | None = None
+    context: int | None = None
+    vocabulary: VocabularyName | None = None
+    positions: PositionKind | None = None
+    embedding_std: float | None = None
+    tied: bool | None = None
+    activation: ActivationName | None = None
+    teacher_width: int | None = None
+    teacher_depth: int | None = None
+    batch_size: int = _BY_PRESET
+    accumulation: int = 1
+    steps: int = _BY_PRESET
+    parametrization: Parametrization = "mup"
+    lr: float = _BY_PRESET
+    base_width: int = _BY_PRESET
+    schedule: Schedule = _BY_PRESET
+    warmup: int = _BY_PRESET
+    decay_share: float = 0.2
+    final_rate: float = 0.0
+    betas: tuple[float, float] = _BY_PRESET
+    weight_decay: float = _BY_PRESET
+    grad_clip: float = 1.0
+    precision: Precision = "float32"
+    seed: int = 0
+    eval_points: int = _BY_PRESET
+    eval_size: int = _BY_PRESET
+    ema: float = _BY_PRESET
+    compile: bool = False
+    device: Device = "auto"
+    shard: Shard = "ddp"
+    checkpoint_every: int = _BY_PRESET
+    save_model: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("task", "preset"):
+            _check_choice(name, getattr(self, name))
+        if self.tied is True and self.embedding_std is None:
+            self._set("embedding_std", EMBEDDING_STD)  # larger ones would make large logits
+        preset = preset_values(self.task, self.preset)
+        steps = whole_number(
+            preset["steps"] if self.steps is None else self.steps, "steps", *_WHOLE["steps"]
+        )
+        preset["warmup"] = min(preset["warmup"], steps // 10)  # the rate is reached in short runs
+        preset["checkpoint_every"] = max(1, min(1000, steps // 10))
+        for name, value in preset.items():
+            if getattr(self, name) is None:
+                self._set(name, value)
+        for field in fields(self):
+            self._set(field.name, _checked(self.task, field.name, getattr(self, field.name)))
+        self._check_together()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_together(self) -> None:
+        """Check fields that depend on each other."""
+        _one_form(self.structure)
+        if self.num_experts:
+            fix = f"give an int from 1 to num_experts, which is {self.num_experts}"
+            whole_number(self.num_active, "num_active", 1, self.num_experts, fix=fix)
+        if self.experts == "ffn":
+            self._check_feed_forward()
+        if self.head_size is not None and self.width % self.head_size:
+            raise EinlinearError(
+                what=f"the width is {self.width}, the head_size {self.head_size}",
+                rule="the width is divided evenly among the attention heads",
+                fix=f"give a width that is a multiple of {self.head_size}, or another head_size",
+            )
+        if self.batch_size % self.accumulation:
+            raise EinlinearError(
+                what=f"the batch_size is {self.batch_size}, the accumulation {self.accumulation}",
+                rule="a batch is computed in parts of the same size",
+                fix="give a batch_size that is a multiple of the accumulation",
+            )
+        if self.tied and self.convert_head and self.structure != "dense":
+            raise EinlinearError(
+                what="convert_head is set, and the head is tied to the embeddings",
+                rule="a structured head cannot share the embedding's weight",
+                fix="leave out tied or convert_head",
+            )
+        if self.head_aligned and self.structure == "dense":
+            raise EinlinearError(
+                what="head_aligned is set, and the structure is dense",
+                rule="only the axes of a structure can be aligned with heads",
+                fix='give a structure such as "btt", or leave head_aligned out',
+            )
+
+    def _check_feed_forward(self) -> None:
+        """Check the fields that feed-forward experts need."""
+        has_nets = self.task in SEQUENCE_TASKS
+        if not has_nets or self.structure != "dense" or not self.num_experts:
+            raise EinlinearError(
+                what=f'experts is "ffn", the task {self.task}, the structure '
+                f"{quote(self.structure)}, num_experts {self.num_experts}",
+                rule="one expert or more are dense feed-forward nets of a GPT, whose tasks are "
+                + " and ".join(SEQUENCE_TASKS),
+                fix='give experts="ffn", num_experts=8 and no structure; or leave experts out',
+            )
+
+    @property
+    def id(self) -> str:
+        """A short hash of all fields except NOT_IN_ID."""
+        values = {k: v for k, v in self.as_dict().items() if k not in NOT_IN_ID}
+        if self.structure != "dense":
+            values["structure"] = _one_form(self.structure)
+        elif self.num_experts:
+            values["structure"] = str(dense())
+        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields as plain JSON values, without those in _ADDED that have their old value."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in _ADDED.items():
+            if values[name] in (None, value):
+                del values[name]
+        return values | {"betas": list(self.betas)}
+
+    def to_json(self) -> str:
+        """The config as JSON text for `load_config`."""
+        return json.dumps(self.as_dict(), indent=1)
+
+    def to_toml(self) -> str:
+        """The config as TOML text for `load_config`, without fields that the task does not have."""
+        values = {name: value for name, value in self.as_dict().items() if value is not None}
+        return toml_text(values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object], source: str = "a config") -> RunConfig:
+        """Build a config from a mapping; error messages name `source` as its origin."""
+        known = [field.name for field in fields(cls)]
+        if not isinstance(values, Mapping):
+            raise EinlinearError(
+                what=f"{source} is {quote(values)}",
+                rule="a config is a table of fields by name",
+                fix='give {"task": "text", "structure": "btt"}',
+            )
+        for name in values:
+            if name not in known:
+                raise EinlinearError(
+                    what=f"unknown config key {quote(name)} in {shorten(str(source))}",
+                    rule="a RunConfig holds only its own fields",
+                    fix=did_you_mean(name, known, f"one of {', '.join(known)}"),
+                )
+        return cls(**values)  # type: ignore[arg-type]
+
+
+@cache
+def _one_form(structure: str) -> str:
+    """The canonical text of a structure; raises if it is not one."""
+    return str(parse(structure))
+
+
+def _checked(task: str, name: str, value: object) -> object:
+    """Check the value of a field and return it in canonical form."""
+    tasks = OWN_FIELDS.get(name)
+    if tasks is not None and task not in tasks:
+        if value is None:
+            return None
+        raise EinlinearError(
+            what=f"{name} is {quote(value)}, and the task is {task}",
+            rule=f"{name} is a setting of {' and '.join(tasks)}",
+            fix=f"leave out {name}",
+        )
+    if name in _WHOLE:
+        return whole_number(value, name, *_WHOLE[name])
+    if name in _REAL:
+        return _real(name, value, *_REAL[name])
+    if name in _CHOICES:
+        return _check_choice(name, value)
+    if name in _FLAGS:
+        if isinstance(value, bool):
+            return value
+        raise EinlinearError(
+            what=f"{name} is {quote(value)}",
+            rule=f"{name} is true or false",
+            fix="give one of the two",
+        )
+    return _betas(value) if name == "betas" else _text(name, value)
+
+
+def _as_float(value: object) -> float:
+    """The value as a float; nan if it is not a number, or too large."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
+    except OverflowError:
+        return nan
+
+
+def _real(name: str, value: object, low: float, high: float | None, is_above: bool) -> float:
+    number = _as_float(value)
+    if isfinite(number):
+        if (number > low or (number == low and not is_above)) and (high is None or number <= high):
+            return number
+    scope = f"above {low:g}" if is_above else f"of {low:g} or more"
+    scope = scope if high is None else f"from {low:g} to {high:g}"
+    raise EinlinearError(
+        what=f"{name} is {quote(value)}",
+        rule=f"{name} is a number {scope}",
+        fix=f"give a float {scope}",
+    )
+
+
+def _check_choice(name: str, value: object) -> object:
+    choices = _CHOICES[name]
+    return one_of(value, name, choices, fix=did_you_mean(value, choices, ""))
+
+
+def _betas(value: object) -> tuple[float, float]:
+    if isinstance(value, list | tuple) and len(value) == 2:
+        first, second = (_real("each of betas", beta, 0, 1, False) for beta in value)
+        if first < 1 and second < 1:
+            return first, second
+    raise EinlinearError(
+        what=f"betas is {quote(value)}",
+        rule="betas are two numbers of 0 or more, below 1",
+        fix="give (0.9, 0.95)",
+    )
+
+
+def _text(name: str, value: object) -> str | None:
+    if name in ("data", "validation") and value is None:
+        return None
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str) and value:
+        return value
+    raise EinlinearError(
+        what=f"{name} is {quote(value)}", rule=f"{name} is a string", fix=f"give {name} in quotes"
+    )

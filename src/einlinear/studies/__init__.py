@@ -1,1 +1,0 @@
-"""Experiments: values that say what to run, runs that can be resumed, analysis of their results."""

@@ -1,1 +1,0 @@
-"""Reports: records of many runs -> fits -> words, figures, tables -> one page."""

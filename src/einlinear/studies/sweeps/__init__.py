@@ -1,1 +1,0 @@
-"""Many runs: what a study lists, who runs what, and how it survives."""

@@ -1,1 +1,0 @@
-"""Tasks: what models are trained on, each a pure function of step and seed."""

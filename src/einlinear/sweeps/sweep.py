@@ -1,0 +1,197 @@
+"""sweep: plan and train all runs of a study."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from einlinear.errors import EinlinearError
+from einlinear.files.whole import write_whole
+from einlinear.runs.directory import RunDirectory, is_locked
+from einlinear.runs.record import RunRecord
+from einlinear.sweeps.claims import remove_dead_claims
+from einlinear.sweeps.driver import Driver, Failure, OnSweepProgress
+from einlinear.sweeps.executors.executor import Executor
+from einlinear.sweeps.executors.local import LocalExecutor
+from einlinear.sweeps.job import RUNS, STUDIES, Job, all_finished
+from einlinear.sweeps.placing import ExecutorName, Placing, opened, place
+from einlinear.sweeps.plan import PlannedRun, PlanRequest, makespan
+from einlinear.sweeps.study import Study, as_study, load_study
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What a sweep will do.
+
+    runs: all runs of the study, with their costs and estimated times.
+    records: of finished runs, by id.
+    placing, slots: where runs are trained, and how many at once; None if only a cluster knows.
+    """
+
+    study: Study
+    out: Path
+    runs: tuple[PlannedRun, ...]
+    records: Mapping[str, RunRecord]
+    placing: Placing
+    slots: int | None
+
+    @property
+    def finished(self) -> frozenset[str]:
+        """Ids of runs that have a record."""
+        return frozenset(self.records)
+
+    @property
+    def repeats(self) -> int:
+        """How many combinations of the study repeat another run, as btt and monarch do."""
+        return len(self.study.cells) - len(self.runs)
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimated time of all runs without a record; one after the other if slots are None."""
+        left = [run.seconds for run in self.runs if run.id not in self.records]
+        return makespan(left, self.slots or 1)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all runs, forward and backward."""
+        return sum(run.flops for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """The result of a sweep: records in the order of the plan, and runs that failed."""
+
+    plan: SweepPlan
+    records: tuple[RunRecord, ...]
+    failures: tuple[Failure, ...]
+
+
+def sweep(
+    study: Study | Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    executor: ExecutorName = "local",
+    processes: int | None = None,
+    threads: int | None = None,
+    address: str | None = None,
+    slurm: Mapping[str, str] | None = None,
+    on_plan: Callable[[SweepPlan], None] | None = None,
+    on_progress: OnSweepProgress | None = None,
+) -> SweepResult:
+    """Train all runs of a study that have no record yet.
+
+    Interrupt it at any time and make the same call again to resume; finished runs are not
+    repeated. Several calls on one directory, even from different machines, share the runs. A run
+    that fails is retried once, then reported. A run that diverges counts as a result.
+
+    Args:
+        study: a Study, its settings by name, or a TOML file.
+        out: directory of the sweep; run ID goes to out/runs/ID.
+        executor: local processes, inline (this process), ray, or slurm.
+        processes: how many runs at once; by default chosen for the machine, or all room on Ray.
+        threads: of each run; by default chosen by the size of a step and the machine.
+        address: of a Ray cluster; by default one is started on this machine.
+        slurm: settings of Slurm jobs by name.
+        on_plan: called before the first run.
+        on_progress: called twice a second.
+    """
+    study = as_study(study)
+    given = Placing(executor, processes, threads, address, dict(slurm or {}))
+    placing = place(study, given)
+    out = sweep_directory(out)
+    with opened(placing, out) as where:
+        plan = plan_sweep(study, out, placing, where)
+        prepare_directory(study, out)
+        if on_plan is not None:
+            on_plan(plan)
+        return run_sweep(plan, where, on_progress or (lambda _: None))
+
+
+def prepare_directory(study: Study, out: str | Path) -> Path:
+    """Create the directory of a sweep, with the study in it."""
+    out = sweep_directory(out)
+    for old in (out / STUDIES).glob("*.toml"):  # earlier versions named the same study otherwise
+        with suppress(EinlinearError):
+            if load_study(old).id == study.id:
+                return out
+    path = out / STUDIES / f"{study.id}.toml"
+    try:
+        write_whole(path, study.to_toml().encode())
+    except EinlinearError:
+        if not path.exists():  # else another sweep has just written it
+            raise
+    return out
+
+
+def sweep_directory(out: str | Path) -> Path:
+    """Return the absolute path of a directory after checking that a sweep can use it."""
+    out = Path(out).absolute()
+    if out.exists() and not out.is_dir():
+        raise EinlinearError(
+            what=f"{out} is a file",
+            rule="a sweep needs its own directory, with a folder for every run",
+            fix="choose another path",
+        )
+    if (out / "record.json").exists() or (out / "metrics.jsonl").exists():
+        raise EinlinearError(
+            what=f"{out} is the directory of a single run",
+            rule="a sweep needs its own directory, with a folder for every run",
+            fix="choose another directory",
+        )
+    return out
+
+
+def plan_sweep(
+    study: Study, out: Path, placing: Placing, executor: Executor | None = None
+) -> SweepPlan:
+    """Plan a sweep; runs are timed for a few seconds, and nothing is written.
+
+    A local worker makes the plan, if there is one; otherwise a process is started for it. Torch
+    takes seconds to load, and a timed run may use all memory.
+    """
+    is_here = placing.executor in ("local", "inline")
+    request = PlanRequest(study.as_dict(), str(out), placing.threads, is_here=is_here)
+    if isinstance(executor, LocalExecutor):
+        runs = executor.plan(request)
+    elif placing.executor == "inline":
+        from einlinear.sweeps.planner import plan_study  # loads torch
+
+        runs = plan_study(request)
+    else:
+        planner = LocalExecutor(1, request.threads or placing.most_threads or 1)
+        try:
+            runs = planner.plan(request)
+        finally:
+            planner.close()
+    records = all_finished(out, (run.id for run in runs))
+    slots = placing.processes if executor is None else executor.slots
+    return SweepPlan(study, out, runs, records, placing, slots)
+
+
+def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnSweepProgress) -> SweepResult:
+    """Train the runs of a plan that have no record."""
+    folder, threads = os.getcwd(), plan.placing.threads
+    jobs = [
+        (run, Job(run.id, str(plan.out), run.config.as_dict(), threads, folder))
+        for run in plan.runs
+    ]
+    records, failures = Driver(jobs, executor, on_progress, plan.records).to_the_end()
+    for name in records:
+        _remove_leftovers(plan.out / RUNS / name)
+    return SweepResult(
+        plan=plan,
+        records=tuple(records[run.id] for run in plan.runs if run.id in records),
+        failures=tuple(failures[run.id] for run in plan.runs if run.id in failures),
+    )
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what is left if a process was killed right after it had written its record."""
+    directory = RunDirectory(path)
+    if directory.checkpoints.exists() and not is_locked(path):
+        directory.remove_checkpoints()
+    remove_dead_claims(path)

@@ -1,0 +1,123 @@
+"""The model of a run: built for its task, converted, initialised."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from einlinear.data.tasks.task import SequenceTask, Task, VectorTask
+from einlinear.layers.moe.layers import MoEFeedForward
+from einlinear.models.convert.convert import convert_
+from einlinear.models.convert.experts import Experts, moe
+from einlinear.models.convert.heads import Heads, heads
+from einlinear.models.gpt import GPT
+from einlinear.models.mlp import MLP, ResidualMLP
+from einlinear.models.mup.init import apply_init_, plan_init
+from einlinear.runs.config import RunConfig
+from einlinear.runs.presets import SEQUENCE_TASKS
+from einlinear.structures.structure import Structure
+from einlinear.structures.text import parse
+
+_ALIGNED = ("*.q_proj", "*.k_proj", "*.v_proj", "*.o_proj")
+
+_Conversion = Structure | Heads | Experts
+
+
+def sizes_of(task: Task) -> tuple[int, int]:
+    """The sizes of a model that its task decides: vocabulary and context, or input and output."""
+    if isinstance(task, SequenceTask):
+        return task.vocab_size, task.context
+    assert isinstance(task, VectorTask), "a task is of sequences or of vectors"
+    return task.in_features, task.out_features
+
+
+def make_model(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
+    """The initialised model of a run, on the CPU; `sizes` are those of its task."""
+    with torch.device("meta"):
+        model = make_shape(config, sizes)
+    _allocate_(model)
+    is_mup = config.parametrization == "mup"
+    # Like the `down` layers that they replace, experts end a residual branch.
+    zero = ("blocks.*.mlp",) if is_mup and config.experts == "ffn" else ()
+    starts = plan_init(model, zero=zero, parametrization=config.parametrization, use_roles=is_mup)
+    apply_init_(model, starts, torch.Generator().manual_seed(config.seed))
+    return model
+
+
+def _allocate_(model: nn.Module) -> None:
+    """Move a model from the meta device to memory, without values; shared parameters stay shared.
+
+    `nn.Module.to_empty` would separate them.
+    """
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in made:
+                empty = torch.empty_like(parameter, device="cpu")
+                made[parameter] = nn.Parameter(empty, parameter.requires_grad)
+            module._parameters[name] = made[parameter]
+    assert not any(True for _ in model.buffers()), "models of runs have no buffers"
+
+
+def make_shape(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
+    """The model of a run on the default device, which may be meta, with arbitrary weights."""
+    model = _make_dense(config, sizes)
+    if config.experts == "ffn":
+        _mix_feed_forward_(model, config)
+    elif config.structure != "dense" or config.num_experts:
+        convert_(model, _conversions(config), weight_norm=config.weight_norm)
+    return model
+
+
+def _mix_feed_forward_(model: nn.Module, config: RunConfig) -> None:
+    """Replace the feed-forward net of every block by a mixture of experts: the standard MoE."""
+    assert isinstance(model, GPT), "only a GPT has feed-forward nets"
+    for block in model.blocks:
+        experts = MoEFeedForward(
+            model.width,
+            4 * model.width,
+            num_experts=config.num_experts,
+            num_active=config.num_active,
+            bias=False,
+        )
+        block.register_module("mlp", experts)
+
+
+def _make_dense(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
+    """The model of a task, built of plain linear layers."""
+    if config.task in SEQUENCE_TASKS:
+        assert config.positions is not None, "sequences have positions"
+        assert config.embedding_std is not None, "sequences have embeddings"
+        return GPT(
+            sizes[0],
+            context=sizes[1],
+            width=config.width,
+            depth=config.depth,
+            head_size=config.head_size,
+            positions=config.positions,
+            embedding_std=config.embedding_std,
+            tied=bool(config.tied),
+        )
+    if config.task == "regression":
+        return ResidualMLP(*sizes, width=config.width, depth=config.depth)
+    assert config.activation is not None, "an MLP for images has an activation"
+    return MLP(*sizes, width=config.width, depth=config.depth, activation=config.activation)
+
+
+def _conversions(config: RunConfig) -> dict[object, _Conversion]:
+    """The rules for `convert_`: which layers become what."""
+    rules: dict[object, _Conversion] = {}
+    if config.convert_head:
+        rules["head"] = _mixed(config, parse(config.structure))
+    if config.head_aligned:
+        aligned = heads(structure=config.structure)
+        rules |= dict.fromkeys(_ALIGNED, _mixed(config, aligned))
+    rules["blocks.*"] = _mixed(config, parse(config.structure))
+    return rules
+
+
+def _mixed(config: RunConfig, structure: Structure | Heads) -> _Conversion:
+    """The structure, or experts of it."""
+    return (
+        moe(structure, config.num_experts, config.num_active) if config.num_experts else structure
+    )

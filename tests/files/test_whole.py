@@ -1,0 +1,58 @@
+"""Files written whole: links, pipes, loops of links."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from einlinear.errors import EinlinearError
+from einlinear.files.whole import write_whole
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
+
+
+@posix
+def test_a_link_stays_a_link_to_the_new_file(tmp_path):
+    (tmp_path / "old").write_bytes(b"old")
+    link = tmp_path / "link"
+    link.symlink_to("old")
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert (tmp_path / "old").read_bytes() == b"new"
+
+
+@posix
+def test_a_pipe_is_written_to_by_its_own_name():
+    """As for /dev/stdout, which is a link to a name of no file."""
+    reader, writer = os.pipe()
+    name = f"/dev/fd/{writer}"
+    try:
+        if not os.path.exists(name):
+            pytest.skip("this system has no /dev/fd")
+        write_whole(Path(name), b"through the pipe")
+        assert os.read(reader, 100) == b"through the pipe"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@posix
+def test_a_loop_of_links_is_an_error_of_ours(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(EinlinearError, match="cannot write"):
+        write_whole(tmp_path / "a", b"anything")
+
+
+def test_an_error_in_the_middle_leaves_what_was_there(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def chunks():
+        yield b"new"
+        raise OSError("no space left")
+
+    with pytest.raises(EinlinearError, match="no space left"):
+        write_whole(path, chunks())
+    assert path.read_bytes() == b"old"
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,216 @@
+import json
+from dataclasses import fields, replace
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import einlinear as el
+from einlinear import EinlinearError, RunConfig, load_config
+from einlinear.runs.config import NOT_IN_ID
+
+TASKS = ("text", "pixels", "regression", "cifar")
+
+
+@st.composite
+def configs(draw):
+    task = draw(st.sampled_from(TASKS))
+    own = {"head_size": 8} if task in ("text", "pixels") else {}
+    return RunConfig(
+        task=task,
+        preset=draw(st.sampled_from(["cpu", "paper"])),
+        structure=draw(st.sampled_from(["dense", "btt(rank=2)", "XA^1 YB^1 AB:4"])),
+        width=8 * draw(st.integers(1, 100)),
+        lr=draw(st.floats(1e-9, 1e3)),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        betas=draw(st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2)),
+        data=draw(st.sampled_from([None, 'a "quoted" \\ path', "ü.txt"])),
+        **own,
+    )
+
+
+@hypothesis.given(configs())
+def test_files_keep_a_config(tmp_path_factory, config):
+    folder = tmp_path_factory.mktemp("config")
+    for name, text in (("a.json", config.to_json()), ("a.toml", config.to_toml())):
+        (folder / name).write_text(text, encoding="utf-8")
+        read = load_config(folder / name)
+        assert read == config
+        assert read.id == config.id
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(configs())
+def test_the_id_knows_every_field_that_counts(config):
+    changes = {
+        "task": None,  # other fields follow from it
+        "data": "other",
+        "rule": "fold",
+        "experts": None,  # only with others
+        "structure": "low_rank",
+        "positions": "rotary",
+        "activation": "gelu",
+        "parametrization": "naive",
+        "schedule": "wsd",
+        "precision": "bfloat16",
+        "device": "cuda",
+        "vocabulary": "gpt2",
+        "betas": (0.5, 0.5),
+        "preset": "paper",
+        "shard": "fsdp2",
+        "lr": config.lr * 2,
+        "decay_share": 0.5,
+        "final_rate": 0.5,
+        "ema": 0.5,
+        "accumulation": 2,
+    }
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if value is None and field.name != "data":
+            continue
+        if isinstance(value, bool):
+            other = not value
+        elif field.name in changes:
+            other = changes[field.name]
+        elif field.name == "head_size":
+            other = 4
+        else:
+            other = value - 8 if field.name == "seed" and value > 8 else value + 8
+        if other is None or other == value or field.name == "head_aligned":
+            continue
+        changed = replace(config, **{field.name: other})
+        assert (changed.id == config.id) == (field.name in NOT_IN_ID), field.name
+
+
+def test_the_id_is_that_of_the_structure_not_of_its_spelling():
+    assert RunConfig(structure="btt").id == RunConfig(structure="btt(rank=1)").id
+    assert RunConfig(structure="btt").id != RunConfig(structure="btt(rank=2)").id
+    # As nn.Linear, and as a structured layer: not the same run.
+    assert RunConfig(structure="dense").id != RunConfig(structure="XA^1 YA^1").id
+
+
+def test_the_id_is_that_of_the_values_not_of_how_they_were_given():
+    assert RunConfig().id == RunConfig(lr=1e-2, width=64).id
+    assert RunConfig(lr=1).id == RunConfig(lr=1.0).id
+    assert len(RunConfig().id) == 16
+
+
+def test_fields_that_later_versions_added_leave_old_ids_and_files_as_they_were():
+    """The id and the fields were written by the version before parametrization and the others."""
+    config = RunConfig(task="cifar", structure="btt", seed=3)
+    assert config.id == "f53e420e8a5e75a1"
+    added = {"parametrization", "activation", "pool", "save_model"}
+    assert not added & config.as_dict().keys()
+    assert not any(name in config.to_toml() for name in added)
+    other = replace(config, parametrization="naive", activation="gelu", pool=2, save_model=False)
+    assert added <= other.as_dict().keys()
+    assert RunConfig.from_dict(other.as_dict()) == other
+    assert replace(config, save_model=False).id == config.id
+
+
+def test_experts_are_in_the_id():
+    assert RunConfig(num_experts=4).id != RunConfig(num_experts=4, experts="ffn").id
+
+
+def test_presets():
+    small, paper = RunConfig(), RunConfig(preset="paper")
+    assert (small.positions, small.head_size, small.embedding_std) == ("alibi", 16, 1.0)
+    assert (paper.positions, paper.head_size, paper.embedding_std) == ("learned", 64, 0.02)
+    assert (paper.lr, paper.base_width, paper.batch_size * paper.context) == (3e-3, 256, 65536)
+    assert RunConfig(task="regression").head_size is None
+    assert RunConfig(task="pixels", preset="paper").schedule == "cosine"
+    assert RunConfig(preset="paper", head_size=32).head_size == 32
+    assert RunConfig(tied=True).embedding_std == 0.02
+    assert RunConfig(tied=True, embedding_std=0.5).embedding_std == 0.5
+
+
+def test_the_warm_up_of_short_runs():
+    assert [RunConfig(steps=n).warmup for n in (5, 20, 300, 500, 9000)] == [0, 2, 30, 50, 50]
+    assert RunConfig(steps=20, warmup=15).warmup == 15
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"task": "txt"}, ["'txt'", "'text'"]),
+        ({"structure": "btx"}, ["btx"]),
+        ({"width": 0}, ["width is 0", "from 1 to 1,000,000,000"]),
+        ({"width": 64.0}, ["width is 64.0"]),
+        ({"width": True}, ["width is True"]),
+        ({"width": 60}, ["width is 60", "head_size 16"]),
+        ({"steps": 0}, ["steps is 0"]),
+        ({"lr": 0}, ["lr is 0", "above 0"]),
+        ({"lr": float("nan")}, ["lr is nan"]),
+        ({"lr": "1e-3"}, ["lr is '1e-3'"]),
+        ({"ema": 1.5}, ["ema is 1.5", "from 0 to 1"]),
+        ({"schedule": "cosin"}, ["'cosine'"]),
+        ({"betas": (0.9,)}, ["betas is (0.9,)"]),
+        ({"betas": (0.9, 1.0)}, ["betas is (0.9, 1.0)"]),
+        ({"batch_size": 6, "accumulation": 4}, ["batch_size is 6", "accumulation 4"]),
+        ({"num_experts": 2, "num_active": 3}, ["num_active is 3", "from 1 to 2"]),
+        ({"head_aligned": True}, ["structure is dense"]),
+        ({"experts": "ffn"}, ['experts is "ffn"', "num_experts 0"]),
+        ({"experts": "ffn", "num_experts": 4, "structure": "btt"}, ["structure 'btt'", "dense"]),
+        ({"experts": "ffn", "num_experts": 4, "task": "cifar"}, ["task cifar", "pixels"]),
+        ({"tied": True, "convert_head": True, "structure": "btt"}, ["the head is tied"]),
+        ({"compile": 1}, ["compile is 1"]),
+        ({"data": ""}, ["data is ''"]),
+        ({"task": "cifar", "validation": "a"}, ["validation is 'a'", "setting of text"]),
+        ({"task": "cifar", "context": 64}, ["context is 64", "setting of text"]),
+        ({"task": "text", "teacher_width": 8}, ["teacher_width is 8", "regression"]),
+        ({"checkpoint_every": -1}, ["checkpoint_every is -1"]),
+    ],
+)
+def test_bad_values(settings, words):
+    with pytest.raises(EinlinearError) as caught:
+        RunConfig(**settings)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_unknown_keys(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('strcture = "btt"\n', encoding="utf-8")
+    with pytest.raises(EinlinearError, match="unknown config key 'strcture'") as caught:
+        load_config(path)
+    assert "did you mean 'structure'?" in caught.value.fix
+    assert str(path) in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("text", "has"),
+    [
+        ('name = "s"\n[base]\nsteps = 3\n[[grid]]\nwidth = [1]', "[base] and [grid]"),
+        ("[grid]\nwidth = [1]", "[grid]"),
+    ],
+)
+def test_a_study_is_no_config(tmp_path, text, has):
+    path = tmp_path / "my study.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(EinlinearError) as caught:
+        load_config(path)
+    assert caught.value.what == f"{path} is a study: it has {has}"
+    assert caught.value.fix == f"einlinear sweep '{path}' --out DIR"
+
+
+@pytest.mark.parametrize("text", ["lr = ", "[1, 2", "7"])
+@pytest.mark.parametrize("name", ["a.toml", "a.json"])
+def test_files_that_cannot_be_read(tmp_path, name, text):
+    with pytest.raises(EinlinearError, match="cannot read") as caught:
+        load_config(tmp_path / name)
+    assert caught.value.fix == "check its path"
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(EinlinearError, match="cannot read"):
+        load_config(tmp_path / name)
+
+
+def test_changes_come_before_the_file(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"width": 32, "steps": 10}), encoding="utf-8")
+    config = load_config(path, width=48)
+    assert (config.width, config.steps) == (48, 10)
+
+
+def test_a_config_is_a_value():
+    assert el.RunConfig() == el.RunConfig()
+    assert len({el.RunConfig(), el.RunConfig(), el.RunConfig(seed=1)}) == 2

@@ -1,0 +1,86 @@
+"""Tables as plain text: aligned, within a width, and nothing lost where it is small."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from einlinear.show.tables import RULE, facts_text, text_table, wrapped
+
+HEAD = ("name", "kind", "size")
+ROWS = [("a", "matrix", "1"), ("blocks.0", "bias", "1,024")]
+
+
+def test_names_are_to_the_left_and_numbers_to_the_right():
+    assert text_table(HEAD, ROWS, left=2).splitlines() == [
+        "name      kind     size",
+        "-----------------------",
+        "a         matrix      1",
+        "blocks.0  bias    1,024",
+    ]
+
+
+def test_sections_and_rules_cross_the_table():
+    lines = text_table(HEAD, ["first:", ROWS[0], RULE, ROWS[1]], left=2).splitlines()
+    assert lines[2] == "first:"
+    assert lines[4] == lines[1] == "-" * len(lines[0])
+
+
+def test_a_column_without_text_is_left_out():
+    assert text_table(("a", "", "b"), [("1", "", "2")]).splitlines() == ["a  b", "----", "1  2"]
+
+
+def test_a_name_that_is_too_long_gets_its_own_line():
+    rows = [("a.very.long.name.of.a.layer", "matrix", "1"), *ROWS]
+    assert text_table(HEAD, rows, left=2, width=26).splitlines() == [
+        "name         kind     size",
+        "--------------------------",
+        "a.very.long.name.of.a.layer",
+        "             matrix      1",
+        "a            matrix      1",
+        "blocks.0     bias    1,024",
+    ]
+
+
+def test_where_names_are_short_the_widest_cells_are_wrapped():
+    text = text_table(("step", "axes"), [("new", "XA XB XC XD XE XF XG")], left=2, width=20)
+    assert text.splitlines()[2:] == ["new   XA XB XC XD XE", "      XF XG"]
+
+
+def test_bold_rows_are_bold_in_a_terminal():
+    plain, bold = text_table(HEAD, ROWS), text_table(HEAD, ROWS, bold={1})
+    assert bold.splitlines()[3] == f"\x1b[1m{plain.splitlines()[3]}\x1b[0m"
+    assert bold.splitlines()[:3] == plain.splitlines()[:3]
+
+
+WORDS = st.text("abc", min_size=1, max_size=30)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1), st.integers(40, 100))
+def test_no_line_is_too_long_and_no_letter_is_lost(rows, width):
+    text = text_table(HEAD, rows, left=2, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    body = text.splitlines()[2:]
+    for letter in "abc":
+        wanted = sum(cell.count(letter) for row in rows for cell in row)
+        assert sum(line.count(letter) for line in body) == wanted
+
+
+def test_facts_are_wrapped_under_their_value():
+    facts = {"rank": 4, "equation": "abc,def->ghi, of three factors"}
+    assert facts_text(facts).splitlines() == [
+        "rank      4",
+        "equation  abc,def->ghi, of three factors",
+    ]
+    assert facts_text(facts, 27).splitlines()[1:] == [
+        "equation  abc,def->ghi, of",
+        "          three factors",
+    ]
+
+
+@pytest.mark.parametrize("indent", ["", "    "])
+def test_a_paragraph_keeps_its_own_indent(indent):
+    assert wrapped("  one two three four", 12, indent).splitlines() == [
+        "  one two",
+        f"  {indent}three" + ("" if indent else " four"),
+        *([f"  {indent}four"] if indent else []),
+    ]
