@@ -2,39 +2,55 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+CODE := src tests examples docs/conf.py setup.py
 SELECT = -m "not slow"
 COVER =
 
-.PHONY: demo test test-all sanitize bench wheel clean
+.PHONY: demo docs lint test test-all sanitize bench wheel clean
 
-demo: $(READY)  ## the main job on embedded data
+demo: .venv/demo-ready  ## the main job on embedded data
 	$(BIN)/einlinear atlas --out demo
 
-test: $(READY)  ## format, lint, types, tests
-	$(BIN)/ruff format --check src tests setup.py
-	$(BIN)/ruff check src tests setup.py
+docs: .venv/docs-ready  ## the documentation site: build/docs/index.html
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+	@echo "open build/docs/index.html"
+
+lint: $(READY)  ## format, lint, types, import contracts, spelling
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/clang-format --dry-run --Werror src/einlinear/layers/engine/*.[ch] tests/layers/engine/*.[ch]
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 $(SELECT) $(COVER)
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
+
+test: lint  ## the same, and the tests
+	$(BIN)/pytest -n 3 --dist loadgroup $(SELECT) $(COVER)
 
 test-all: SELECT =
 test-all: test  ## the same with the slow tests
 
 sanitize: $(READY)  ## the compiled engine on random programs: ASan and UBSan, then TSan
-	$(BIN)/python tests/layers/sanitize.py
+	$(BIN)/python tests/layers/engine/sanitize.py
 
 bench: $(READY)  ## layers against nn.Linear; how long plans, imports and the command line take
 	$(BIN)/python tests/bench_structures.py
-	$(BIN)/einlinear bench --out demo --widths 512 1024 --repeats 5
+	$(BIN)/einlinear bench --out demo/speed --widths 1024 4096 --structures btt "btt(rank=4)" kronecker low_rank
 	$(BIN)/einlinear bench --out demo/blocks --structures btt --tokens 1024 --repeats 5 --blocks 2
 	$(BIN)/einlinear bench --out demo/experts --structures btt --experts 16 --repeats 5
 
 wheel: $(READY)  ## dist/*.whl, one for all Pythons; installed and tried where there is no compiler
 	$(BIN)/python tests/check_wheel.py
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
+# One environment, filled as far as a target needs: who runs the demo does not wait for test tools.
+$(READY): EXTRAS = dev
+$(READY): ALSO = .venv/docs-ready .venv/demo-ready
+.venv/docs-ready: EXTRAS = docs
+.venv/docs-ready: ALSO = .venv/demo-ready
+.venv/demo-ready: EXTRAS = cli,plot
+$(READY) .venv/docs-ready .venv/demo-ready: pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	touch $@ $(ALSO)
 
 clean:
 	rm -rf .venv demo build dist .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
