@@ -50,3 +50,11 @@ def pytest_collection_modifyitems(items):
         fixtures = item._fixtureinfo.name2fixturedefs.values()
         if any(found[-1].scope == "module" for found in fixtures):
             item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
+def pytest_collection_finish(session):
+    """Fail where pytest-xdist ignores the groups, which would set up every fixture many times."""
+    is_split = getattr(session.config.option, "loadgroup", False)
+    for item in session.items if is_split else ():
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError("this pytest-xdist does not group tests under this pytest")

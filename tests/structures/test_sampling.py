@@ -148,6 +148,7 @@ def canonical_structures(num_factors, unit):
 
 
 @pytest.mark.no_cover
+@pytest.mark.xdist_group("grids")  # they share what canonical_structures has cached
 @pytest.mark.parametrize(("num_factors", "unit"), [(2, 1), (2, 2), (2, 4), (3, 1), (3, 2)])
 @pytest.mark.parametrize(
     "region",
