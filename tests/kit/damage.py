@@ -48,7 +48,7 @@ from einlinear.training.train import train
 from kit.report_records import DENSE, make_record, write_record
 from kit.runs import tiny
 
-SECONDS = 20.0  # more than any reader needs for a small file on a busy machine
+SECONDS = 60.0  # more than any reader needs for a small file on a busy machine
 LONGEST = 1_200  # characters of what a message says: a few paths, and 200 of the input
 
 

@@ -18,7 +18,7 @@ def tiny_job(out, **settings):
     return Job(config.id, str(out), config.as_dict(), 1, os.getcwd())
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=180):
     """What a condition gives as soon as it gives something."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -29,7 +29,7 @@ def wait_for(condition, seconds=60):
     raise AssertionError("it does not happen")
 
 
-def all_ended(executor, count, seconds=60):
+def all_ended(executor, count, seconds=180):
     """The outcomes of so many jobs, by id."""
     found = {}
 

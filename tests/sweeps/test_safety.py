@@ -140,9 +140,9 @@ def test_twelve_runs_and_many_deaths(tmp_path, reference):
             os.kill(process.pid, signal.SIGINT)
         begin = time.monotonic()
         process.join(20)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 15
         assert process.exitcode in (130, 0)  # 0 if all was done
-        assert process.exitcode == 0 or not workers(out)
+        until(lambda: process.exitcode == 0 or not workers(out))
         assert process.exitcode == 0 or "interrupted" in printed_file(out).read_text()
         assert process.exitcode == 0 or "same command again" in printed_file(out).read_text()
     code, printed = swept(study, out, *TWO)

@@ -3,7 +3,7 @@
 import itertools
 import json
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -166,10 +166,10 @@ def test_what_is_no_study():
     ],
 )
 def test_grids_of_very_many_runs(grid, total, longest):
-    begin = perf_counter()
+    begin = process_time()
     with pytest.raises(el.EinlinearError) as told:
         Study("many", {"task": "cifar"}, (grid,))
-    assert perf_counter() - begin < 0.5
+    assert process_time() - begin < 0.5
     assert told.value.what == f"a study of {total} runs or more: {longest}"
     assert told.value.rule == "a study has at most 100,000 runs"
 

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import replace
-from time import perf_counter
+from time import process_time
 
 import pytest
 import torch
@@ -74,10 +74,10 @@ def memory(monkeypatch):
 @pytest.mark.parametrize(("settings", "named", "wants"), TOO_LARGE, ids=str)
 def test_settings_that_are_too_large(memory, settings, named, wants):
     config = el.RunConfig(**{"device": "cpu"} | settings)
-    begin = perf_counter()
+    begin = process_time()
     with pytest.raises(el.EinlinearError) as told:
         train(config)
-    assert perf_counter() - begin < 1
+    assert process_time() - begin < 1
     owner = "torch can address 9.22 EB" if "more than" in wants else "this machine has 24.0 GB"
     assert told.value.what.startswith(f"{named} would need {wants}")
     assert told.value.what.endswith(f"; {owner}")
