@@ -1,7 +1,7 @@
 """Give a layer of your own learning rates that transfer across widths.
 
 A module declares how its parameters scale, in a method `param_scaling`; `param_groups` and `init_`
-do the rest. The coordinate check then trains a few steps at several widths: under muP the change of
+do the rest. The coordinate check then trains a few steps at several widths: under µP the change of
 a layer's output must not grow with the width. With one learning rate for all parameters it does.
 
     python examples/own_layer_with_mup.py

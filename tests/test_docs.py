@@ -66,6 +66,14 @@ def test_the_page_on_models_shows_the_table(capsys):
     assert lines[start : start + len(table)] == table
 
 
+@pytest.mark.parametrize("name", ["house.svg", "engine.svg", "results/speed.svg"])
+def test_pictures_follow_the_dark_mode(name):
+    picture = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    drawn = picture.partition("</style>")[2]
+    assert "(prefers-color-scheme:dark)" in picture
+    assert 'fill="#' not in drawn, "a colour that the style cannot change"
+
+
 def test_links_lead_somewhere():
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):

@@ -1,6 +1,7 @@
 import json
 import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -436,3 +437,7 @@ def test_the_picture_shows_each_layer_with_its_limit(tmp_path):
     assert f"{row.speed:.1f} of {row.limit:.0f}" in text
     assert "monarch" in text
     assert "width 16" in text
+    style = ElementTree.fromstring(text).find(".//{*}style").text
+    dark = style.partition("@media (prefers-color-scheme:dark)")[2]
+    for colour in set(re.findall(r"(?:fill|stroke): (#\w+)", text.partition("</style>")[2])):
+        assert f": {colour}" in dark, "every colour has another on a dark page"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from einlinear.bench.rows import LINEAR, LINEAR_BIAS, MODES, BenchRow
-from einlinear.bench.words import flops_text, sentences, shown_tables
+from einlinear.bench.words import flops_text, legend, sentences, shown_tables
 
 THETA = "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)"
 ROW = BenchRow(
@@ -51,6 +51,14 @@ def test_tables_fit(kind, columns, has_old):
         assert {"speed", "ms"} < set(table.names)
         assert ("by old" in table.names) == has_old
         assert ("of limit" in table.names) or columns < 200
+
+
+def test_the_legend_names_the_columns_that_are_left():
+    wide, narrow = (shown_tables([ROW, LAYER], columns) for columns in (200, 20))
+    assert not {"limit", "from - to"} & set(narrow[0].names)
+    assert legend(narrow) == ""
+    assert legend(wide).startswith("limit: ")
+    assert "from - to: " in legend(wide)
 
 
 def test_a_structure_that_is_longer_than_the_terminal_has_its_own_line():

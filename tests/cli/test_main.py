@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear.cli import main as cli
-from einlinear.cli.arguments import arguments_of, parse_call
+from einlinear.cli.arguments import arguments_of, in_flags, parse_call
 from einlinear.cli.commands.landscape import _table as landscape_table
+from einlinear.cli.terminal import say
 from kit.command import run
 
 
@@ -50,6 +51,10 @@ def test_describe_draws(capsys, tmp_path):
     assert code == 0
     assert f"wrote {target}" in out
     assert ElementTree.parse(target).getroot().tag.endswith("svg")
+    picture = tmp_path / "a.png"
+    code, out, err = run(capsys, "describe", "btt", "--width", "64", "--svg", str(picture))
+    assert (code, out, picture.exists()) == (2, "", False)
+    assert err.splitlines()[2] == f"  fix:  give --svg {picture.with_suffix('.svg')}"
     _, out, _ = run(capsys, "describe", "--help")
     assert "missing folders are created" in " ".join(out.replace("│", " ").split())
 
@@ -299,7 +304,7 @@ def test_as_a_program():
             ("--naive-rates has one value", "--naive-rates takes 2 values: INT INT", None),
         ),
         ("landscape --rates -9", ("--rates has one value", "--rates takes 2 values", None)),
-        ("landscape --seeds 0 --out x", ("seeds is 0", "seeds is a whole number of 1", None)),
+        ("landscape --seeds 0 --out x", ("--seeds is 0", "--seeds is a whole number of 1", None)),
     ],
 )
 def test_words_that_are_wrong_are_three_lines(capsys, tmp_path, monkeypatch, words, error):
@@ -393,22 +398,83 @@ def test_a_terminal_that_is_narrow_wraps_notes(capsys, monkeypatch):
     assert max(map(len, err.splitlines())) <= 60
 
 
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("landscape --out x --rates -4 -9", ["--rates are [-4, -9]"]),
+        ("landscape --out x --naive-rates -4 99", ["an end of --naive-rates is 99"]),
+        ("landscape --out x --widths 8 8", ["--widths are [8, 8]", "such as 64 and 256"]),
+        ("sweep s.toml --out x --address y", ["use --executor ray, or leave --address out"]),
+        ("train --out x --experts ffn", ["--num-experts 0", "--experts ffn, --num-experts 8"]),
+        ("train --out x --num-experts 2 --num-active 3", ["--num-active is 3", "to --num-experts"]),
+        ("train --out x --width 60 --head-size 7", ["the --head-size 7"]),
+    ],
+)
+def test_errors_name_flags(capsys, tmp_path, monkeypatch, words, parts):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.toml").write_text("[base]\nsteps = 1\n")
+    code, _, err = run(capsys, *words.split())
+    assert code == 2
+    for part in parts:
+        assert part in err
+    assert '="' not in err
+
+
+def test_names_in_paths_and_quotes_are_no_flags():
+    flags = {"naive_rates": "--naive-rates", "out": "--out"}
+    texts = {"what": "naive_rates in a/naive_rates.npz", "rule": "'naive_rates'", "fix": "find out"}
+    told = in_flags(el.EinlinearError(**texts), flags)
+    assert told.what == "--naive-rates in a/naive_rates.npz"
+    assert (told.rule, told.fix) == ("'naive_rates'", "find out")
+
+
+def test_values_are_not_capitalised_in_help(capsys):
+    _, out, _ = run(capsys, "train", "--help")
+    words = " ".join(out.replace("│", " ").split())
+    for text in ("cpu, cuda, or auto", "float32, or bfloat16", "text, pixels", "constant, cosine"):
+        assert text in words
+
+
+def test_a_report_of_a_study_is_made_after_its_sweep(capsys, tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(el.Study("s", {"steps": 1}).to_toml(), encoding="utf-8")
+    code, _, err = run(capsys, "report", str(path))
+    assert code == 2
+    assert err.startswith(f"einlinear: {path} is a study, not its results\n")
+    assert err.endswith(f"einlinear sweep {path} --out DIR, then einlinear report DIR\n")
+
+
+def test_a_port_is_for_watching(capsys, tmp_path):
+    code, _, err = run(capsys, "report", str(tmp_path), "--port", "8000")
+    assert code == 2
+    assert err.startswith("einlinear: --port is 8000, without --watch\n")
+
+
+def test_paragraphs_are_wrapped_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("einlinear.cli.terminal.columns", lambda: 80)
+    say("word " * 40, indent="  ")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("  word")
+
+
 def test_the_table_of_a_landscape_fits(monkeypatch):
     head = ("", "structure", "width", "loss")
-    short = [head, ("naive", "dense", "16", "1.5"), ("muP", "dense", "16", "1.25")]
+    short = [head, ("naive", "dense", "16", "1.5"), ("µP", "dense", "16", "1.25")]
     monkeypatch.setenv("COLUMNS", "26")
     assert landscape_table(short).splitlines() == [
         "  width  loss",
         "-------------",
         "naive, dense",
         "     16   1.5",
-        "muP, dense",
+        "µP, dense",
         "     16  1.25",
     ]
     monkeypatch.setenv("COLUMNS", "29")
     assert landscape_table(short).splitlines()[2:] == [
         "naive  dense         16   1.5",
-        "muP    dense         16  1.25",
+        "µP     dense         16  1.25",
     ]
 
 
@@ -440,7 +506,9 @@ def test_a_device_that_is_full(capsys, monkeypatch):
 def test_too_many_samples_of_an_atlas(capsys, tmp_path):
     code, _, err = run(capsys, "atlas", "--samples", "100000000000", "--out", str(tmp_path / "a"))
     assert code == 2
-    assert err.startswith("einlinear: samples is 100000000000\n  rule: samples is a whole number")
+    assert err.startswith(
+        "einlinear: --samples is 100000000000\n  rule: --samples is a whole number"
+    )
 
 
 @pytest.mark.parametrize("word", ["--version", "-V"])

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from einlinear.cli import progress
-from einlinear.data.workers import Progress
+from einlinear.show.progress import Progress
 from einlinear.training.loop import TrainProgress
 
 

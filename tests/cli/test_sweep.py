@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from rich.console import Console
 
 import einlinear as el
 from einlinear.cli import progress, sweep_display
+from einlinear.show.numbers import duration
 from einlinear.sweeps import planner
 from einlinear.sweeps.driver import Failure, Running, SweepProgress
 from einlinear.sweeps.job import keep_failure
-from einlinear.sweeps.planner import expand_study
+from einlinear.sweeps.planner import Timing, expand_study, kind_of
 from kit.command import run
 from kit.runs import TINY, tiny, without_clock
 
@@ -114,9 +116,9 @@ def test_a_run_that_fails_is_tried_twice_and_shown(capsys, tmp_path, study):
     ("flags", "what"),
     [
         (["--slurm", "partition"], "--slurm has 'partition'"),
-        (["--slurm", "time=5"], "slurm is {'time': '5'}, the executor local"),
-        (["--address", "auto"], "address is 'auto'"),
-        (["--processes", "0"], "processes"),
+        (["--slurm", "time=5"], "--slurm is 'time=5', the executor local"),
+        (["--address", "auto"], "--address is 'auto'"),
+        (["--processes", "0"], "--processes is 0"),
     ],
 )
 def test_bad_flags(capsys, tmp_path, study, flags, what):
@@ -239,6 +241,48 @@ def test_a_time_that_nothing_tells_is_not_told(capsys, tmp_path, study, monkeypa
     _, printed, _ = run(capsys, "sweep", str(study), "--out", str(tmp_path / "out"), *given)
     assert "one after the other in this process; no run could be timed\n" in printed
     assert printed.count("unknown") == 2
+
+
+def test_what_it_does_is_said_before_the_plan(capsys, tmp_path, study, monkeypatch):
+    class StopError(Exception):
+        pass
+
+    def stopped(*_):
+        raise StopError
+
+    monkeypatch.setattr(planner, "expand_study", stopped)
+    command = ["sweep", str(study), "--out", str(tmp_path / "out"), "--executor", "inline"]
+    with pytest.raises(StopError):
+        run(capsys, *command)
+    assert capsys.readouterr().out == (
+        "study: study\nplanning 4 combinations: counts FLOPs, times a few steps\n"
+    )
+
+
+def test_a_run_that_is_half_done_takes_half_as_long(capsys, tmp_path, study, monkeypatch):
+    def timed(runs, known, **_):
+        return [Timing(kind_of(run.config), run.macs, 100.0) for run in runs]
+
+    monkeypatch.setattr(planner, "time_steps", timed)
+    flags = ["--dry-run", "--executor", "inline"]
+    command = ["sweep", str(study), "--out", str(tmp_path / "out"), *flags]
+    before = run(capsys, *command)[1]
+    (one,) = {run.seconds for run in estimated(study, timed)}
+    assert f"; about {duration(4 * one)}\n" in before
+    checkpoints = tmp_path / "out" / "runs" / tiny(steps=6, warmup=0).id / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    for step in (1, 3):
+        (checkpoints / f"step-{step}.json").touch()
+    after = run(capsys, *command)[1]
+    assert "in all; 1 run will resume from a checkpoint\n" in after
+    assert f"; about {duration(3.5 * one)}\n" in after
+
+
+def estimated(study, timed):
+    """The runs of a study with their times."""
+    runs = expand_study(el.load_study(study))
+    times = planner.estimate(runs, timed(runs, ()))
+    return [replace(run, seconds=seconds) for run, seconds in zip(runs, times, strict=True)]
 
 
 def test_a_wrong_study_is_not_kept(capsys, tmp_path):

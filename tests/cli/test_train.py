@@ -37,6 +37,7 @@ def test_train_sample(capsys, tmp_path):
         "24 of 64 tokens, 1,536 in all",
         str(out),
         f"finished with a validation loss of {record.final_loss:.4f} after 24 steps",
+        f"wrote {out / 'record.json'}",
     ):
         assert words in printed
     table = printed.partition("\n---")[2].splitlines()[1 : len(record.curve) + 1]
@@ -48,6 +49,9 @@ def test_train_sample(capsys, tmp_path):
     again = run(capsys, *command)
     assert again[0] == 0
     assert "finished with a validation loss" in again[1]
+    assert f"read {out / 'record.json'}" in again[1]
+    assert f"run {record.id} in {out} is already finished" in " ".join(again[1].split())
+    assert "already finished" not in printed
     text = ["sample", str(out), "--prompt", "We ", "--tokens", "9", "--seed", "3"]
     code, first, _ = run(capsys, *text)
     assert code == 0
@@ -87,7 +91,7 @@ def test_one_document_is_no_documents():
     [
         (["--structure", "btx"], "btx"),
         (["--data", "no such file"], "no such file"),
-        (["--width", "60"], "head_size"),
+        (["--width", "60"], "the --head-size 16"),
         (["--config", "none.toml"], "cannot read none.toml"),
         (["--mirror", "wandb"], "wandb is not installed"),
     ],

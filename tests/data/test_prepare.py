@@ -19,6 +19,18 @@ from einlinear.data.tokens import TokenCounts, is_validation, open_text, tail_le
 from kit.texts import SMALL, contents, documents, encoded, save
 
 
+def test_a_text_too_short_to_validate_with_is_noted(tmp_path):
+    source = save(tmp_path / "a.txt", ["Hello."])
+    for _ in range(2):  # also if the folder is complete
+        with pytest.warns(UserWarning, match="has no tokens for validation") as told:
+            info = el.prepare(source, tmp_path / "out", **SMALL)
+        assert [line[:7] for line in str(told[0].message).splitlines()[1:]] == [
+            "  rule:",
+            "  fix: ",
+        ]
+    assert (info.train.tokens, info.validation.tokens) == (7, 0)
+
+
 def test_by_hand(tmp_path):
     texts = documents()
     out = tmp_path / "out"
@@ -183,7 +195,9 @@ def test_when_nothing_is_left(tmp_path):
     for folder in ("out", None):
         with pytest.raises(EinlinearError, match="of 2 documents none is left"):
             open_text(source) if folder is None else el.prepare(source, tmp_path / folder, **SMALL)
-    assert el.prepare(source, tmp_path / "out", rule="fold", **SMALL).counts == TokenCounts(2, 0, 0)
+    with pytest.warns(UserWarning, match="no tokens for validation"):
+        info = el.prepare(source, tmp_path / "out", rule="fold", **SMALL)
+    assert info.counts == TokenCounts(2, 0, 0)
 
 
 MEMORY = """

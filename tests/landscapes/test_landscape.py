@@ -98,14 +98,12 @@ def test_the_verdict_in_words():
     assert naive.startswith(
         "naive: the rate does not transfer. One rate for all, 2^-5, costs 0.183 of loss on "
         "average, 0.400 or 40.0% at worst (dense at width 256). The best rate moves by at least "
-        "4 doublings (4 to 4 in single seeds) over widths (dense), by 1 doubling (1 to 1 in "
+        "4 doublings (4 in single seeds) over widths (dense), by 1 doubling (1 in "
         "single seeds) across structures (width 16). 1 of 6 best rates is the highest"
     )
-    assert mup.startswith("muP: the rate transfers. One rate for all, 2^-7, costs 0.000")
+    assert mup.startswith("µP: the rate transfers. One rate for all, 2^-7, costs 0.000")
     assert "moves by at most 0 doublings" in mup
-    assert compared.endswith(
-        "moves less under muP than without: 0 doublings, at least 4 doublings."
-    )
+    assert compared.endswith("moves less under µP than without: 0 doublings, at least 4 doublings.")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,7 @@ def test_words_follow_the_numbers(extra, word):
     naive, mup, last = landscape(loss).verdict
     assert word in naive
     assert word in mup
-    assert "as much under muP as without: 1 doubling, 1 doubling." in last
+    assert "as much under µP as without: 1 doubling, 1 doubling." in last
 
 
 def test_mup_that_drifts_more_is_said_to():
@@ -137,7 +135,7 @@ def test_mup_that_drifts_more_is_said_to():
     def bottom(run):
         return -7 if flipped[run.parametrization] == "mup" else {16: -5, 64: -7, 256: -9}[run.width]
 
-    assert "moves more under muP than without: 4" in landscape(valley(bottom)).verdict[-1]
+    assert "moves more under µP than without: 4" in landscape(valley(bottom)).verdict[-1]
 
 
 def test_seeds_give_the_interval():
@@ -147,6 +145,22 @@ def test_seeds_give_the_interval():
     assert cell.interval == (-7, -5)
     assert cell.best == -7  # equal sums from -7 to -5, and the slope decides
     assert result.drift_over_widths("mup").doublings == 0
+
+
+def test_one_seed_has_no_interval():
+    result = landscape(valley(transferring), replace(SMALL, seeds=1))
+    assert {row[4] for row in result.rows()[1:]} == {"-7"}
+
+
+def test_two_spellings_of_a_structure_are_named():
+    for options in ({}, {"weight_norm": True}):
+        with pytest.raises(EinlinearError) as told:
+            LandscapeConfig(structures=("dense", "monarch", "btt(rank=1)"), **options)
+        assert "'monarch' and 'btt(rank=1)', two spellings of XA^1/2" in told.value.what
+    edges = ("dense", "XA^1 YA^1")
+    assert LandscapeConfig(structures=edges).structures == edges, "nn.Linear and an einsum"
+    with pytest.raises(EinlinearError, match=r"'dense' and 'XA\^1 YA\^1', two spellings"):
+        LandscapeConfig(structures=edges, weight_norm=True)
 
 
 def test_a_rate_at_which_one_seed_diverges_is_not_the_best():
@@ -186,8 +200,8 @@ def test_what_diverges_everywhere_has_no_best_rate():
     assert nothing.drift_over_structures("mup") is None
     assert nothing.verdict == (
         "naive: cannot be told; start --rates lower. In 6 cells every rate diverges.",
-        "muP: cannot be told; start --rates lower. In 6 cells every rate diverges.",
-        "Whether the best rate moves less under muP than without cannot be told.",
+        "µP: cannot be told; start --rates lower. In 6 cells every rate diverges.",
+        "Whether the best rate moves less under µP than without cannot be told.",
     )
     assert "inf" not in str(nothing)
     assert "%" not in str(nothing)
@@ -201,7 +215,7 @@ def test_cells_in_which_every_rate_diverges_leave_the_answer_open(is_lost):
     assert result.as_json()["mup"]["answer"] == "cannot be told"
     lost = sum(cell.best is None for cell in result.cells_of("mup"))
     assert result.verdict[1] == (
-        f"muP: cannot be told; start --rates lower. In {lost} cells every rate diverges."
+        f"µP: cannot be told; start --rates lower. In {lost} cells every rate diverges."
     )
     assert result.verdict[2].endswith("cannot be told.")
 
@@ -213,14 +227,14 @@ def test_one_lost_cell_leaves_bad_news_as_it_is():
 
     result = landscape(loss)
     assert result.answer("mup") == "does not transfer"
-    assert result.verdict[1].startswith("muP: the rate does not transfer.")
+    assert result.verdict[1].startswith("µP: the rate does not transfer.")
     assert "moves by at least 1 doubling" in result.verdict[1]
     assert result.verdict[1].endswith("In 1 cell every rate diverges.")
 
 
 def test_rates_that_diverge_and_others_that_are_the_highest_need_a_wider_grid():
     result = landscape(lambda run: math.inf if run.structure == "btt" else 1 - 0.1 * run.rate)
-    assert result.verdict[1].startswith("muP: cannot be told; widen --rates. 3 of 6 best rates")
+    assert result.verdict[1].startswith("µP: cannot be told; widen --rates. 3 of 6 best rates")
 
 
 def test_one_cell_has_nowhere_to_transfer_a_rate_to():
@@ -229,33 +243,33 @@ def test_one_cell_has_nowhere_to_transfer_a_rate_to():
     assert result.answer("mup") == "cannot be told"
     assert result.verdict == (
         "naive: cannot be told; give more --widths or --structures.",
-        "muP: cannot be told; give more --widths or --structures.",
-        "Whether the best rate moves less under muP than without cannot be told.",
+        "µP: cannot be told; give more --widths or --structures.",
+        "Whether the best rate moves less under µP than without cannot be told.",
     )
 
 
 def test_only_drifts_that_were_measured_are_told():
     one_width = landscape(valley(transferring), replace(SMALL, widths=(16,)))
     assert one_width.verdict[1].endswith(
-        "The best rate moves by at most 0 doublings (0 to 0 in single seeds) across structures "
+        "The best rate moves by at most 0 doublings (0 in single seeds) across structures "
         "(width 16)."
     )
     assert one_width.as_json()["mup"]["over_widths"] is None
     one_structure = landscape(valley(transferring), replace(SMALL, structures=("btt",)))
     assert one_structure.answer("mup") == "transfers"
-    assert one_structure.verdict[1].endswith("(0 to 0 in single seeds) over widths (btt).")
+    assert one_structure.verdict[1].endswith("(0 in single seeds) over widths (btt).")
 
 
 @pytest.mark.parametrize(
     ("loss", "why"),
     [
-        (lambda run: math.inf, "(naive and muP): in 6 cells every rate diverges."),
+        (lambda run: math.inf, "(naive and µP): in 6 cells every rate diverges."),
         (
             lambda run: (
                 math.inf if run.width == 16 and run.parametrization == "mup" else 1 - 0.1 * run.rate
             ),
             "(naive): best rates are ends of the grid. Whether rates transfer cannot be told "
-            "(muP): best rates are ends of the grid, in 2 cells every rate diverges.",
+            "(µP): best rates are ends of the grid, in 2 cells every rate diverges.",
         ),
     ],
 )
@@ -272,7 +286,7 @@ def test_the_transferred_rate_may_diverge_elsewhere():
 
     result = landscape(loss)
     assert result.transfer("mup").diverged == 2
-    assert result.verdict[1].startswith("muP: the rate does not transfer.")
+    assert result.verdict[1].startswith("µP: the rate does not transfer.")
     assert "diverges in 2 cells" in result.verdict[1]
     assert "diverges in 1 cell." in landscape(loss, replace(SMALL, structures=("btt",))).verdict[1]
 
@@ -287,9 +301,9 @@ def test_best_rates_at_the_end_of_the_grid_tell_nothing(bottom, edge):
     assert result.verdict == (
         f"naive: cannot be told; widen --rates. 6 of 6 best rates are the {edge} of the grid, "
         f"2^{bottom} (width 16, 64, 256): better ones may lie beyond.",
-        f"muP: cannot be told; widen --rates. 6 of 6 best rates are the {edge} of the grid, "
+        f"µP: cannot be told; widen --rates. 6 of 6 best rates are the {edge} of the grid, "
         f"2^{bottom} (width 16, 64, 256): better ones may lie beyond.",
-        "Whether the best rate moves less under muP than without cannot be told.",
+        "Whether the best rate moves less under µP than without cannot be told.",
     )
     assert "end of grid" in str(result)
     assert result.as_json()["mup"]["answer"] == "cannot be told"
@@ -306,7 +320,7 @@ def test_one_best_rate_at_an_end_leaves_only_bad_news():
     flat = landscape(lambda run: 1 + 0.001 * abs(run.rate - bottom(run)))
     assert flat.transfer("mup").word == "transfers"
     assert flat.verdict[1] == (
-        "muP: cannot be told; widen --rates. 1 of 6 best rates is the highest of the grid, 2^-4 "
+        "µP: cannot be told; widen --rates. 1 of 6 best rates is the highest of the grid, 2^-4 "
         "(width 256): better ones may lie beyond."
     )
     steep = landscape(valley(bottom))
@@ -319,13 +333,13 @@ def test_one_best_rate_at_an_end_leaves_only_bad_news():
 
 
 def test_ends_of_one_grid_may_still_be_compared():
-    """Naive rates move by four doublings or more; those of muP are inside, and do not."""
+    """Naive rates move by four doublings or more; those of µP are inside, and do not."""
 
     def bottom(run):
         return -7 if run.parametrization == "mup" else {16: -6, 64: -8, 256: -10}[run.width]
 
     assert landscape(valley(bottom)).verdict[-1] == (
-        "Over widths the best rate moves less under muP than without: 0 doublings, "
+        "Over widths the best rate moves less under µP than without: 0 doublings, "
         "at least 4 doublings."
     )
 
@@ -338,7 +352,7 @@ def test_that_mup_is_not_lower_is_said(tmp_path):
 
     result = landscape(loss)
     caveat = (
-        "muP is not lower here: each at its best rate, muP has the higher loss in 6 of 6 cells, "
+        "µP is not lower here: each at its best rate, µP has the higher loss in 6 of 6 cells, "
         "by up to 0.020. Compare where the best rates lie, not the rows."
     )
     assert result.caveat == caveat
@@ -443,7 +457,7 @@ def test_the_picture(tmp_path):
     )
     svg = result.plot(tmp_path / "folder" / "landscape.svg").read_bytes()
     text = svg.decode()
-    for word in ("dense", "btt", "naive", "muP", "learning rate", "width 16", "256", "a table"):
+    for word in ("dense", "btt", "naive", "µP", "learning rate", "width 16", "256", "a table"):
         assert word in text, word
     root = ElementTree.fromstring(svg)
     assert len([g for g in root.iter() if g.get("id", "").startswith("axes_")]) == 4

@@ -79,7 +79,7 @@ def test_the_command(whole, capsys):
     assert re.fullmatch(r"32 of 32 runs, \d+ s\n", captured.err)
     for name, flag in (
         ("naive", "--naive-rates"),
-        ("muP", "--rates"),
+        ("µP", "--rates"),
     ):  # of two rates each is an end
         assert f"{name}: cannot be told; widen {flag}. " in captured.out
     assert {path: path.stat().st_mtime_ns for path in records(whole)} == before
@@ -91,14 +91,14 @@ def test_the_command(whole, capsys):
     [
         (
             "--batch 1000000000 --widths 4096",
-            "batch_size=1000000000 would need 24.6 TB for the act",
+            "--batch 1000000000 would need 24.6 TB for the act",
         ),
-        ("--widths 1000000", "width=1000000 would need 32.0 TB for the weights"),
+        ("--widths 1000000", "--widths 1000000 would need 32.0 TB for the weights"),
         (
             "--structures low_rank(rank=1000000000) --widths 4096",
-            "structure=low_rank(rank=1000000000) would need 262 TB for the weights",
+            "--structures low_rank(rank=1000000000) would need 262 TB for the weights",
         ),
-        ("--processes 100000", "processes is 100000"),
+        ("--processes 100000", "--processes is 100000"),
     ],
 )
 def test_settings_that_are_too_large(options, what, tmp_path, capsys):

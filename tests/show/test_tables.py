@@ -1,5 +1,8 @@
 """Tables as plain text: aligned, within a width, and nothing lost where it is small."""
 
+import io
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +58,10 @@ def test_bold_rows_are_bold_in_a_terminal():
 WORDS = st.text("abc", min_size=1, max_size=30)
 
 
-@given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1), st.integers(40, 100))
+NUMBERS = st.text("abc", min_size=1, max_size=20)  # 40 columns hold one, and two of words
+
+
+@given(st.lists(st.tuples(WORDS, WORDS, NUMBERS), min_size=1), st.integers(40, 100))
 def test_no_line_is_too_long_and_no_letter_is_lost(rows, width):
     text = text_table(HEAD, rows, left=2, width=width)
     assert max(map(len, text.splitlines())) <= width
@@ -63,6 +69,34 @@ def test_no_line_is_too_long_and_no_letter_is_lost(rows, width):
     for letter in "abc":
         wanted = sum(cell.count(letter) for row in rows for cell in row)
         assert sum(line.count(letter) for line in body) == wanted
+
+
+CURVE = ("step", "tokens", "training FLOPs", "seconds", "validation loss", "training loss")
+
+
+@pytest.mark.parametrize("width", [30, 50, 60, 70])
+def test_words_of_the_head_and_numbers_stay_whole(width):
+    text = text_table(
+        CURVE, [("24", "1,536,000", "1.2e-10", "3.0", "4.1", "4.0")], left=0, width=width
+    )
+    words = text.split()
+    for word in (*" ".join(CURVE).split(), "1,536,000", "1.2e-10"):
+        assert word in words
+    if width > 50:
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_columns_are_aligned_where_symbols_are_spelled_out(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    rows = [("\u03c9", "d\u00b2"), ("psi", "1")]
+    assert text_table(("\u03bd", "size"), rows).splitlines() == [
+        "nu     size",
+        "-----------",
+        "omega   d^2",
+        "psi       1",
+    ]
+    assert facts_text({"\u03c9": 1, "rank": 2}) == "omega  1\nrank   2"
+    assert wrapped("\u03c9 \u03c9", 9) == "omega\n  omega"
 
 
 def test_facts_are_wrapped_under_their_value():

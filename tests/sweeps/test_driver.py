@@ -35,6 +35,16 @@ def jobs_of(runs, out):
     ]
 
 
+def test_runs_that_wait_count_from_their_checkpoint(runs, tmp_path):
+    jobs = jobs_of(runs[:2], tmp_path)  # of 1 and 2 seconds
+    checkpoints = jobs[1][1].directory / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "step-3.json").touch()
+    seen = []
+    Driver(jobs, InlineExecutor(), seen.append)._report()
+    assert seen[0].seconds_left == pytest.approx(1 + 2 / 4)
+
+
 class Scripted(InlineExecutor):
     """Runs jobs here, but for those whose next outcome is written down."""
 

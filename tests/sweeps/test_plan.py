@@ -114,6 +114,17 @@ def test_estimates_between_and_beyond_what_was_timed():
     assert estimate(runs[1:2], between)[0] == pytest.approx(steps * (1 + 2 * share))
 
 
+def test_the_time_to_start_counts_once_for_each_run():
+    runs = expand_study(tiny_study({"width": [16, 32]}, steps=30))
+    kind = kind_of(runs[0].config)
+    bare, started = (
+        estimate(runs, [Timing(kind, runs[0].macs, 1.0, start)]) for start in (None, 5.0)
+    )
+    assert started == pytest.approx([seconds + 5 for seconds in bare])
+    (timing,) = time_steps(runs[:1])
+    assert timing.start > 0
+
+
 def test_a_kind_that_was_not_timed_has_the_rate_of_all():
     runs = expand_study(tiny_study({"structure": ["dense", "btt"]}, steps=30))
     timings = [Timing(kind_of(runs[0].config), runs[0].macs, 1.0)]
@@ -156,7 +167,7 @@ def test_the_first_steps_do_not_count_and_the_median_of_the_others_does(monkeypa
     monkeypatch.setattr(planner, "_STEP_SECONDS", 5.25)
     monkeypatch.setattr(planner, "_COLD_SECONDS", 1.15)
     monkeypatch.setattr(planner, "plan_run", lambda *_, **__: None)
-    assert planner._timed(el.RunConfig(**BASE), 1) == pytest.approx(0.1)
+    assert planner._timed(el.RunConfig(**BASE), 1)[0] == pytest.approx(0.1)
     assert len(taken) == 3 + 4, "no more than they may take"
 
 

@@ -5,7 +5,7 @@ import torch
 
 from einlinear.models.mup.init import init_
 from einlinear.runs.config import RunConfig
-from einlinear.training.model import make_model, make_shape
+from einlinear.training.model import _allocate_, make_model, make_shape
 
 GPT = {"width": 32, "depth": 2, "head_size": 16}
 CONFIGS = {
@@ -33,6 +33,14 @@ def test_weights_are_those_of_a_model_that_was_built_in_memory(settings):
     }
     for name, parameter in slow.state_dict().items():
         assert torch.equal(parameter, model.state_dict()[name]), name
+
+
+def test_a_parameter_that_one_module_has_twice_stays_one():
+    model = torch.nn.Linear(2, 2, bias=False, device="meta")
+    model.again = model.weight
+    _allocate_(model)
+    assert model.again is model.weight
+    assert model.weight.device.type == "cpu"
 
 
 def test_a_tied_head_stays_tied():

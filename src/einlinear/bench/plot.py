@@ -10,6 +10,8 @@ from einlinear.bench.rows import BenchRow
 from einlinear.show.plots import INK, check_matplotlib, save_figure
 
 _BAR, _LIMIT = "#2f6fb7", "#dbe6f4"
+_LIGHT, _DARK = "#e4e7ec", "#1a1d23"
+_ON_DARK = {"#ffffff": _DARK, "#000000": _LIGHT, INK: _LIGHT, _BAR: "#6aa5e8", _LIMIT: "#2b3a50"}
 
 
 def speed_rows(rows: Sequence[BenchRow], mode: str = "forward+backward") -> list[BenchRow]:
@@ -37,7 +39,7 @@ def draw_speeds(rows: Sequence[BenchRow], path: Path) -> Path:
         "Pale: the limit set by the FLOPs"
     )
     figure.suptitle(title, fontsize=9.5, color=INK, x=0.01, ha="left")
-    return save_figure(figure, path)
+    return save_figure(figure, path, dark=_ON_DARK)
 
 
 def _draw_panel(axes: Any, rows: Sequence[BenchRow], width: int) -> None:

@@ -20,6 +20,11 @@ from einlinear.show.tables import text_table
 _IN_HEADING = ("structure", "width", "tokens", "dtype", "pass")
 _DISPENSABLE = ("of limit", "peak MB", "from - to", "tokens/s", "limit")
 """Columns to leave out, in this order, if the terminal is narrow; the page has all."""
+_LEGEND = {
+    "limit": "limit: the speed if both compute equally many FLOPs per second; speeds above it are "
+    "possible where nn.Linear computes fewer",
+    "from - to": "from - to: the middle four fifths of the rounds",
+}
 _ALIKE = (0.95, 1.05)
 """Speeds that count as equal to nn.Linear: rounded, they are 1.0."""
 
@@ -50,6 +55,12 @@ def shown_tables(
     """All rows in tables that fit a width; `old` holds speeds of another run."""
     groups = [group for section in bench_tables(rows) for group in section]
     return [_fitted(part, width, old) for group in groups for part in _parts(group)]
+
+
+def legend(tables: Sequence[ShownTable]) -> str:
+    """What the columns of the tables mean, if their names do not say it; "" if none is left."""
+    names = {name for table in tables for name in table.names}
+    return ". ".join(text for name, text in _LEGEND.items() if name in names)
 
 
 def _parts(group: Sequence[BenchRow]) -> list[list[BenchRow]]:

@@ -98,6 +98,36 @@ def flags_class(config: type, unset: Mapping[str, str] | None = None) -> type:
     return make_dataclass(config.__name__, found, kw_only=True)
 
 
+def flag_names(command: Callable[..., None]) -> dict[str, str]:
+    """The flags of a command by the names of their arguments: naive_rates has --naive-rates."""
+    flags = (argument.flag for argument in arguments_of(command) if argument.flag)
+    return {flag[2:].replace("-", "_"): flag for flag in flags}
+
+
+def in_flags(error: EinlinearError, flags: Mapping[str, str]) -> EinlinearError:
+    """The error with the flags of a command in place of the names that functions know.
+
+    Functions name an argument in one of these ways: "seeds is 0", "leave seeds out", "seeds=3", or,
+    if the name has an underscore, anywhere.
+    """
+    known = "|".join(map(re.escape, flags))
+    compound = "|".join(re.escape(name) for name in flags if "_" in name) or "(?!)"
+    patterns = (
+        rf"(?:^|(?<= of ))({known})(?= (?:is|are) )",
+        rf"(?<=leave )({known})(?= out\b)",
+        rf"(?<![\w/.'\"-])({compound})(?![\w/.'\"-])",
+    )
+
+    def spoken(text: str) -> str:
+        given = rf'\b({known})=(?:"([^"]*)"|([^\s,;"]+))'
+        text = re.sub(given, lambda m: f"{flags[m[1]]} {m[2] or m[3]}", text)
+        for pattern in patterns:
+            text = re.sub(pattern, lambda m: flags[m[1]], text)
+        return text
+
+    return EinlinearError(what=spoken(error.what), rule=spoken(error.rule), fix=spoken(error.fix))
+
+
 def arguments_of(command: Callable[..., None]) -> list[Argument]:
     """The arguments of a command and of its dataclasses; a bool has two flags, --x and --no-x."""
     hints = get_type_hints(command, include_extras=True)
@@ -282,12 +312,24 @@ def _default_shown(default: str) -> str:
 
 
 def _help_texts(documented: Any) -> dict[str, str]:
-    """The description of each argument in a docstring, as one line, which tyro wraps."""
-    found = {}
+    """The description of each argument in a docstring, as one line, which tyro wraps.
+
+    A description that begins with a possible value, such as cpu, is not capitalised.
+    """
+    found, hints = {}, get_type_hints(documented, include_extras=True)
     for entry in parse_docstring(documented.__doc__ or "").params:
         text = " ".join((entry.description or "").split())
-        found[entry.arg_name] = text[:1].upper() + text[1:]
+        is_value = re.split(r"\W", text, maxsplit=1)[0] in _choices(hints.get(entry.arg_name))
+        found[entry.arg_name] = text if is_value else text[:1].upper() + text[1:]
     return found
+
+
+def _choices(hint: object) -> set[str]:
+    """The words from which a value is chosen; empty if it is not chosen from a few."""
+    kind, _ = _parts(hint)
+    if get_origin(kind) is Literal:
+        return set(map(str, get_args(kind)))
+    return {word for part in get_args(kind) for word in _choices(part)}
 
 
 def _description(command: Callable[..., None]) -> str:

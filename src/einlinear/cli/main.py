@@ -28,7 +28,7 @@ except ImportError:  # pragma: no cover - checked by hand in an environment with
     )
     raise SystemExit(2) from None
 
-from einlinear.cli.arguments import parse_call
+from einlinear.cli.arguments import flag_names, in_flags, parse_call
 from einlinear.cli.commands.atlas import atlas
 from einlinear.cli.commands.bench import bench
 from einlinear.cli.commands.describe import describe
@@ -104,7 +104,11 @@ def _run(arguments: Sequence[str]) -> None:
     commands = {command.__name__: command for command in COMMANDS}
     name, *words = arguments or ["--help"]
     if name in commands:
-        parse_call(commands[name], words)()
+        call = parse_call(commands[name], words)
+        try:
+            call()
+        except EinlinearError as error:
+            raise in_flags(error, flag_names(commands[name])) from error
     elif name in ("-h", "--help"):
         _print_commands()
     elif name.startswith("--tyro-"):  # scripts that complete words in a shell

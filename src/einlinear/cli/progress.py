@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
-    from einlinear.data.workers import Progress
+    from einlinear.show.progress import Progress
     from einlinear.training.loop import TrainProgress
 
 _SECONDS_BETWEEN_LINES = 15.0

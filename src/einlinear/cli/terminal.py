@@ -24,8 +24,8 @@ def console() -> Console:
 
 
 def say(text: str, indent: str = "") -> None:
-    """Print a paragraph: wrapped in a terminal, as one line in a log."""
-    print(wrapped(text, columns(), indent) if sys.stdout.isatty() else text)
+    """Print a paragraph, wrapped."""
+    print(wrapped(text, columns(), indent))
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

@@ -9,6 +9,7 @@ the same result as one uninterrupted run.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
@@ -26,9 +27,10 @@ from einlinear.data.token_parts import (
 )
 from einlinear.data.tokens import SHARE, check_validation_share
 from einlinear.data.vocabulary import check_rule, open_vocabulary
-from einlinear.data.workers import Progress, count_processes, worker_pool
+from einlinear.data.workers import count_processes, worker_pool
 from einlinear.errors import EinlinearError, cannot_write, shorten
 from einlinear.files.whole import as_path
+from einlinear.show.progress import Progress
 from einlinear.structures.values import whole_number
 
 CHUNK = 4 * 2**20
@@ -59,7 +61,8 @@ def prepare(
     Args:
         sources: text files (.txt, .jsonl, either with .gz), folders of them, or hub:owner/name.
         out: the folder for the tokens; it needs room for them twice.
-        validation: texts for validation; by default a part of the documents, chosen by a hash.
+        validation: texts for validation; by default a part of the documents, chosen by a hash, or
+            the end of the last document if there are too few.
         vocabulary: "ascii" (96 symbols) or "gpt2" (50,257 byte pairs).
         rule: for characters outside "ascii": "drop" the document or "fold" them.
         validation_share: share of the documents for validation.
@@ -76,7 +79,7 @@ def prepare(
         uses += [("validation", source) for source in find_sources(validation)]
     out = as_path(out, "the folder for tokens")
     if os.path.exists(out / INFO):
-        return _finished(out, settings, uses)
+        return _noted(_finished(out, settings, uses), out)
     sizes = [size_of(source) for _, source in uses]
     total = 0 if None in sizes else sum(size or 0 for size in sizes)
 
@@ -90,6 +93,18 @@ def prepare(
         raise cannot_write(out, error) from error
     done = sum(source.size for source in info.sources) // _MEGABYTE
     on_progress(Progress(done, done, 1.0))
+    return _noted(info, out)
+
+
+def _noted(info: TokenInfo, out: Path) -> TokenInfo:
+    """The same, after a warning if there is nothing to validate with."""
+    if not info.validation.tokens:
+        warnings.warn(
+            f"{out} has no tokens for validation\n"
+            "  rule: einlinear train needs a text for validation that is longer than its context\n"
+            "  fix:  give longer texts, a larger validation share, or texts for validation",
+            stacklevel=3,
+        )
     return info
 
 

@@ -1,4 +1,4 @@
-"""Worker processes for a long piece of work, and its progress."""
+"""Worker processes for a long piece of work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -21,18 +20,6 @@ from einlinear.structures.values import whole_number
 MOST_PROCESSES = 1024
 
 _MOST_BYTES = 8192  # of the arguments that start a process; the pipes of every system hold more
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of a piece of work: finished pieces, and their share of the work.
-
-    If the total is unknown, total and share are 0 until the end.
-    """
-
-    done: int
-    total: int
-    share: float
 
 
 def count_processes(given: object) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,7 +29,7 @@ class LandscapeConfig:
 
     Args:
         structures: structures of the two inner layers; the best rate of the first is transferred.
-        widths: widths of the hidden layers; the smallest is the base width of muP.
+        widths: widths of the hidden layers; the smallest is the base width of µP.
         rates: lowest and highest learning rate, as powers of two; tries all powers in between.
         naive_rates: the same for the naive runs; by default the same rates.
         seeds: number of runs of each setting.
@@ -59,7 +59,7 @@ class LandscapeConfig:
     weight_norm: bool = False
 
     def __post_init__(self) -> None:
-        for name, example in (("structures", '("dense", "btt")'), ("widths", "(64, 256)")):
+        for name, example in (("structures", "dense and btt"), ("widths", "64 and 256")):
             values = getattr(self, name)
             is_list = isinstance(values, tuple | list) and 0 < len(values) <= _MOST_VALUES
             if not is_list or len(set(map(quote, values))) < len(values):
@@ -68,8 +68,7 @@ class LandscapeConfig:
                     rule=f"a landscape has one or more {name}, each once",
                     fix=f"give {name} such as {example}, or leave them out",
                 )
-        for structure, width in product(self.structures, self.widths):
-            make_plan(parse(structure), width, width)
+        _check_structures(self.structures, self.widths, is_linear=not self.weight_norm)
         lowest = {"seeds": 1, "steps": 10, "batch": 1, "pool": 1}
         for name, low in lowest.items():
             whole_number(getattr(self, name), name, low)
@@ -81,7 +80,7 @@ class LandscapeConfig:
             raise EinlinearError(
                 what=f"the landscape has {runs:,} runs",
                 rule=f"a landscape has at most {_MOST_RUNS:,} runs: structures x widths x rates x "
-                "seeds, naive and with muP",
+                "seeds, naive and with µP",
                 fix="give fewer seeds, rates, widths or structures",
             )
         one_of(self.activation, "activation", get_args(ActivationName))
@@ -91,6 +90,27 @@ class LandscapeConfig:
         is_own = parametrization == "naive" and self.naive_rates is not None
         low, high = self.naive_rates if is_own and self.naive_rates else self.rates
         return range(low, high + 1)
+
+
+def _check_structures(structures: Sequence[str], widths: Sequence[int], *, is_linear: bool) -> None:
+    """Refuse structures that a width is too small for, and two spellings of one.
+
+    is_linear: whether "dense" is nn.Linear, which is not an einsum of the same structure.
+    """
+    spelled: dict[object, str] = {}
+    for structure in structures:
+        parsed = parse(structure)
+        for width in widths:
+            make_plan(parsed, width, width)
+        key = structure if is_linear and structure == "dense" else parsed
+        first = spelled.setdefault(key, structure)
+        if first != structure:
+            raise EinlinearError(
+                what=f"structures are {quote(first)} and {quote(structure)}, two spellings of "
+                f"{parsed}",
+                rule="a landscape has one or more structures, each once",
+                fix="leave one of the two out",
+            )
 
 
 def _listed(values: object) -> str:
@@ -112,7 +132,7 @@ def _check_rates(name: str, rates: tuple[int, int] | None) -> None:
 
 
 def make_study(config: LandscapeConfig, data: str | Path | None = None) -> Study:
-    """All runs of a landscape as a Study: naive and muP, widths from narrow to wide.
+    """All runs of a landscape as a Study: naive and µP, widths from narrow to wide.
 
     Runs that landscapes of other settings share have the same ids, so they are trained once.
     """

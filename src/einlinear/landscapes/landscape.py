@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from einlinear.data.images import Images, load_images
-from einlinear.data.workers import Progress, count_processes
+from einlinear.data.workers import count_processes
 from einlinear.errors import EinlinearError
 from einlinear.landscapes.config import LandscapeConfig, make_study
 from einlinear.landscapes.verdict import Landscape, make_landscape
 from einlinear.runs.record import RunRecord
+from einlinear.show.progress import Progress
 from einlinear.sweeps.driver import SweepProgress
 from einlinear.sweeps.job import all_finished
 from einlinear.sweeps.sweep import sweep
@@ -26,7 +27,7 @@ def landscape(
     processes: int = 2,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Landscape:
-    """Train MLPs over widths, rates, structures and seeds, with and without muP.
+    """Train MLPs over widths, rates, structures and seeds, with and without µP.
 
     The runs are a sweep in `out`: interrupt it at any time, and call this again to train only the
     runs that are missing. Ref: [P24 §4].

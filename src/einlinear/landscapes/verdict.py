@@ -23,16 +23,17 @@ from einlinear.landscapes.transfer import (
 )
 from einlinear.layers.scaling import Parametrization
 from einlinear.runs.record import RunRecord
+from einlinear.show.symbols import printable
 from einlinear.show.tables import text_table
 from einlinear.sweeps.study import Study
 
-_TITLES = {"naive": "naive", "mup": "muP"}
+_TITLES = {"naive": "naive", "mup": "µP"}
 _DIVERGED = 1.1  # times the loss at the start
 
 
 @dataclass(frozen=True, slots=True)
 class Landscape:
-    """The result of `landscape`: a cell for every structure and width, naive and muP; print it."""
+    """The result of `landscape`: a cell for every structure and width, naive and µP; print it."""
 
     config: LandscapeConfig
     cells: tuple[LandscapeCell, ...]
@@ -72,16 +73,16 @@ class Landscape:
 
     @property
     def caveat(self) -> str:
-        """The cells in which muP has the higher loss, each at its best rate; "" if none."""
+        """The cells in which µP has the higher loss, each at its best rate; "" if none."""
         naive, mup = ([c.best_loss for c in self.cells_of(name)] for name in PARAMETRIZATIONS)
         gaps = [ours - theirs for ours, theirs in zip(mup, naive, strict=True)]
         higher = [gap for gap in gaps if gap > 0]
         if not higher:
             return ""
         most = f"by up to {max(higher):.3f}" if max(higher) < inf else "or diverges at every rate"
-        start = "muP is not lower here: each" if 2 * len(higher) > len(gaps) else "Each"
+        start = "µP is not lower here: each" if 2 * len(higher) > len(gaps) else "Each"
         return (
-            f"{start} at its best rate, muP has the higher loss in {len(higher)} of {len(gaps)} "
+            f"{start} at its best rate, µP has the higher loss in {len(higher)} of {len(gaps)} "
             f"cells, {most}. Compare where the best rates lie, not the rows."
         )
 
@@ -92,7 +93,7 @@ class Landscape:
 
     def __str__(self) -> str:
         head, *rows = self.rows()
-        return "\n".join([text_table(head, rows, left=2), "", *self.words])
+        return "\n".join([text_table(head, rows, left=2), "", *map(printable, self.words)])
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table as text: a head, then a row for each cell."""
@@ -131,7 +132,7 @@ class Landscape:
         c = self.config
         seeds = f"mean and range of {c.seeds} seeds" if c.seeds > 1 else "one seed"
         small = f"{self.data}, {c.steps} steps of {c.batch}, Adam, {c.activation}, {seeds}. "
-        small += f"Under muP the rate is that of a dense model of width {min(c.widths)}, "
+        small += f"Under µP the rate is that of a dense model of width {min(c.widths)}, "
         small += "from which those of all factors follow."
         open_: dict[str, list[str]] = {}
         for name in PARAMETRIZATIONS:
@@ -272,8 +273,8 @@ def _ends(cells: Sequence[LandscapeCell]) -> str:
 
 
 def _compared(result: Landscape) -> str:
-    """Whether the best rate moves less with muP, if that is known."""
-    unknown = "Whether the best rate moves less under muP than without cannot be told."
+    """Whether the best rate moves less with µP, if that is known."""
+    unknown = "Whether the best rate moves less under µP than without cannot be told."
     drifts = [result.drift_over_widths(name) for name in PARAMETRIZATIONS]
     known = [drift.doublings for drift in drifts if drift is not None]
     if len(known) < len(drifts):
@@ -286,7 +287,7 @@ def _compared(result: Landscape) -> str:
         return unknown
     word = "less" if mup < naive else "as much" if mup == naive else "more"
     than = "as" if mup == naive else "than"
-    compared = f"Over widths the best rate moves {word} under muP {than} without"
+    compared = f"Over widths the best rate moves {word} under µP {than} without"
     ours, theirs = ("at least " * is_open for is_open in (mup_open, naive_open))
     return f"{compared}: {ours}{_doublings(mup)}, {theirs}{_doublings(naive)}."
 
@@ -296,17 +297,21 @@ def _doublings(count: int) -> str:
 
 
 def _seeds(drift: Drift) -> str:
-    return f"{_doublings(drift.doublings)} ({drift.low} to {drift.high} in single seeds)"
+    return f"{_doublings(drift.doublings)} ({_range(drift.low, drift.high)} in single seeds)"
+
+
+def _range(low: int, high: int) -> str:
+    """The ends of a range, or its one number."""
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _row(cell: LandscapeCell) -> tuple[str, ...]:
-    low, high = cell.interval or ("-", "-")
     return (
         _TITLES[cell.parametrization],
         cell.structure,
         str(cell.width),
         "-" if cell.best is None else f"2^{cell.best}",
-        f"{low} to {high}" if cell.interval else "-",
+        "-" if cell.interval is None else _range(*cell.interval),
         "-" if cell.best is None else f"{cell.best_loss:.3f}",
         "-" if cell.best is None else f"{cell.best_accuracy:.1%}",
         "end of grid" if cell.is_at_edge else "all diverge" if cell.best is None else "",

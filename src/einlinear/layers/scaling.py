@@ -1,6 +1,6 @@
 """How a parameter is initialised and how fast it learns, from its fan-in and fan-out.
 
-Learning rates follow muP, so that the best learning rate of a small model is best for a wide one.
+Learning rates follow µP, so that the best learning rate of a small model is best for a wide one.
 Ref: [Y22, Y23, P24 §4, App. C].
 """
 
@@ -24,7 +24,7 @@ mup: every matrix and factor is drawn with `init_std`; learning rates follow `ad
     `sgd_rate`.
 
 Vectors and embeddings start the same way in both. Which layers start at zero is a separate choice:
-the coordinate check starts the same ones at zero in both, the landscape only under muP.
+the coordinate check starts the same ones at zero in both, the landscape only under µP.
 """
 
 EMBEDDING_STD = 0.02
@@ -33,7 +33,7 @@ EMBEDDING_STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What structure-aware muP needs to know about a parameter.
+    """What structure-aware µP needs to know about a parameter.
 
     fan_in: how many terms each output sums; 1 for vectors and embeddings.
     fan_out: how many outputs each input feeds; for vectors and embeddings their width.
@@ -155,7 +155,7 @@ def rsgd_rates(plan: Plan) -> dict[str, float]:
         1 / (prod of sizes of edges that do not touch F  *  prod of init_std(G)**2 over the others)
 
     Square layers of two factors: where the intermediate, of d_XB d_XAB d_YA d_YAB d_AB numbers if A
-    comes first, is no wider than the layer, these are the rates of muP for SGD (`sgd_rate` with
+    comes first, is no wider than the layer, these are the rates of µP for SGD (`sgd_rate` with
     lr 1); where it is wider, they are that many times d larger, for both factors.
     Departure: the paper inverts J'J, which is singular: G and its inverse can be moved from one
     factor to the other along a rank. On d_XAB d_YAB d_AB**2 directions it is zero, and the

@@ -32,7 +32,7 @@ _NORM_MACS = 5  # per input element of a norm
 
 
 class GPT(nn.Module):
-    """The language model of the paper: GPT-2 with the changes that muP needs.
+    """The language model of the paper: GPT-2 with the changes that µP needs.
 
         x = embedding[token] + places[i]             places only with learned positions
         x = x + s attention(norm(x))                 in each block, s = sqrt(3 / depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ def check_matplotlib() -> None:
         ) from error
 
 
-def save_figure(figure: Any, path: Path) -> Path:
-    """Write a figure; the same figure gives the same file."""
+def save_figure(figure: Any, path: Path, dark: Mapping[str, str] | None = None) -> Path:
+    """Write a figure; the same figure gives the same file.
+
+    dark: colours of the figure, such as "#ffffff", and what an SVG shows instead on a dark page.
+    """
     from matplotlib import rc_context
 
     if path.suffix.lstrip(".") not in figure.canvas.get_supported_filetypes():
@@ -39,5 +43,17 @@ def save_figure(figure: Any, path: Path) -> Path:
     with rc_context({"svg.hashsalt": "einlinear", "svg.fonttype": "none"}):
         metadata = {"Date": None} if kind == "svg" else None
         figure.savefig(data, format=kind, dpi=150, metadata=metadata)
-    write_whole(path, data.getvalue())
+    text = data.getvalue()
+    if kind == "svg" and dark:
+        text = text.replace(b"</style>", f"{_dark_style(dark)}</style>".encode(), 1)
+    write_whole(path, text)
     return path
+
+
+def _dark_style(colours: Mapping[str, str]) -> str:
+    rules = "".join(
+        f'[style*="{name}: {light}"]{{{name}:{dark}!important}}'
+        for light, dark in colours.items()
+        for name in ("fill", "stroke")
+    )
+    return f"@media (prefers-color-scheme:dark){{{rules}}}"

@@ -12,7 +12,15 @@ ASCII_ERRORS = "einlinear.ascii"
 _PLAIN, _RAISED = "0123456789+-/", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᐟ"
 _RAISE, _LOWER = str.maketrans(_PLAIN, _RAISED), str.maketrans(_RAISED, _PLAIN)
 _SPELLED = {
-    **{"ω": "omega", "ψ": "psi", "ν": "nu", "∞": "inf", "θ": "theta", "\u00b5": "mu"},
+    **{
+        "ω": "omega",
+        "ψ": "psi",
+        "ν": "nu",
+        "∞": "inf",
+        "θ": "theta",
+        "\u00b5": "mu",
+        "\u03bc": "mu",
+    },
     **{"×": "x", "→": "->", "–": "-", "—": "-", "·": "*", "≤": "<=", "≥": ">=", "…": "..."},
     **{"√": "sqrt ", "≈": "about ", "±": "+-", "│": "|", "─": "-", "━": "-"},
     **dict.fromkeys("╭╮╰╯", "+"),

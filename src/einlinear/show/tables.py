@@ -6,11 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from textwrap import fill, wrap
 
+from einlinear.show.symbols import printable
+
 RULE = "---"
 """A row that draws a line across the table."""
 
-_GAP = "  "  # between columns
-_LEAST = 8  # characters that a column keeps where the table is too wide
+_GAP, _NARROW_GAP = "  ", " "  # between columns
+_LEAST = 8  # characters that a column of words keeps where the table is too wide
 
 
 def text_table(
@@ -24,7 +26,11 @@ def text_table(
     """Format rows of cells in columns under their head; columns without text are left out.
 
     If the table is wider than `width`, a first cell that is too long for its column gets a line of
-    its own above its row. If that is not enough, the cells of the widest columns are wrapped.
+    its own above its row. If that is not enough, the cells of the widest columns are wrapped, and
+    columns move closer together. Numbers and the words of the head stay whole, so a table can be
+    wider than a very narrow terminal.
+
+    Symbols that the standard output cannot print are spelled out, see `printable`.
 
     Args:
         head: the names of the columns.
@@ -33,13 +39,21 @@ def text_table(
         width: the most characters in a line; no limit if None.
         bold: the indices of the rows to print in bold, for terminals.
     """
-    rows = list(rows)
-    cells = [head, *(row for row in rows if not isinstance(row, str))]
+    rows = [printable(r) if isinstance(r, str) else tuple(map(printable, r)) for r in rows]
+    cells = [tuple(map(printable, head)), *(row for row in rows if not isinstance(row, str))]
     columns = [k for k, column in enumerate(zip(*cells, strict=True)) if any(column)]
     widths = [max(len(row[k]) for row in cells) for k in columns]
+    gap = _GAP
     if width is not None:
-        widths = _narrowed(widths, width)
-    rule = "-" * (sum(widths) + len(_GAP) * (len(widths) - 1))
+        whole = [cells if k >= left else cells[:1] for k in columns]
+        least = [
+            max(_LEAST if k < left else 1, *(_longest_word(row[k]) for row in kept))
+            for k, kept in zip(columns, whole, strict=True)
+        ]
+        if sum(map(min, widths, least)) + _total_gap(_GAP, widths) > width:
+            gap = _NARROW_GAP
+        widths = _narrowed(widths, least, width - _total_gap(gap, widths))
+    rule = "-" * (sum(widths) + _total_gap(gap, widths))
 
     def lines(row: Sequence[str] | str) -> list[str]:
         if isinstance(row, str):
@@ -49,11 +63,11 @@ def text_table(
         if width is not None and len(first) > widths[0]:
             above, first = [wrapped(first, width)], ""
         parts = [
-            [cell] if len(cell) <= room else wrap(cell, room)
+            [cell] if len(cell) <= room else wrap(cell, room, break_on_hyphens=False)
             for cell, room in zip((first, *others), widths, strict=True)
         ]
         return above + [
-            _GAP.join(
+            gap.join(
                 part.ljust(room) if k < left else part.rjust(room)
                 for k, part, room in zip(columns, line, widths, strict=True)
             ).rstrip()
@@ -66,27 +80,41 @@ def text_table(
     return "\n".join(found)
 
 
-def _narrowed(widths: list[int], width: int) -> list[int]:
-    """The widths of columns that fit: a narrower first one, or else narrower widest ones."""
-    spare = width - sum(widths) - len(_GAP) * (len(widths) - 1)
-    if spare >= 0:
-        return widths
-    if widths[0] + spare >= _LEAST:
-        return [widths[0] + spare, *widths[1:]]
-    widths = list(widths)
-    while spare < 0 and max(widths) > _LEAST:
-        widths[widths.index(max(widths))] -= 1
-        spare += 1
-    return widths
+def _longest_word(cell: str) -> int:
+    return max(map(len, cell.split()), default=0)
+
+
+def _total_gap(gap: str, widths: Sequence[int]) -> int:
+    return len(gap) * (len(widths) - 1)
+
+
+def _narrowed(widths: Sequence[int], least: Sequence[int], total: int) -> list[int]:
+    """The widths of columns that add up to `total`: a narrower first one, or else the widest.
+
+    No column becomes narrower than its `least`.
+    """
+    found = list(widths)
+    excess = sum(found) - total
+    if excess <= 0:
+        return found
+    if found[0] - excess >= least[0]:
+        return [found[0] - excess, *found[1:]]
+    for _ in range(excess):
+        wide = [k for k, (now, low) in enumerate(zip(found, least, strict=True)) if now > low]
+        if not wide:
+            break
+        found[max(wide, key=lambda k: found[k])] -= 1
+    return found
 
 
 def facts_text(facts: Mapping[str, object], width: int | None = None) -> str:
     """Format facts, one in a line: its name, then its value, which is wrapped to fit."""
-    first = max(map(len, facts)) + len(_GAP)
+    shown = {printable(name): printable(str(value)) for name, value in facts.items()}
+    first = max(map(len, shown)) + len(_GAP)
     lines = []
-    for name, value in facts.items():
+    for name, value in shown.items():
         room = None if width is None else max(_LEAST, width - first)
-        parts = [str(value)] if room is None else wrap(str(value), room, break_on_hyphens=False)
+        parts = [value] if room is None else wrap(value, room, break_on_hyphens=False)
         heads = [name, *[""] * (len(parts) - 1)]
         lines += [f"{head:{first}}{part}" for head, part in zip(heads, parts, strict=True)]
     return "\n".join(lines)
@@ -94,6 +122,7 @@ def facts_text(facts: Mapping[str, object], width: int | None = None) -> str:
 
 def wrapped(text: str, width: int, indent: str = "  ") -> str:
     """Wrap a paragraph between words; lines after the first are indented further by `indent`."""
+    text = printable(text)
     own = text[: len(text) - len(text.lstrip())]
     return fill(
         text,

@@ -11,7 +11,7 @@ from typing import Any
 from einlinear.runs.record import RunRecord
 from einlinear.sweeps.claims import Watch, claimed
 from einlinear.sweeps.executors.executor import Executor
-from einlinear.sweeps.job import Job, Outcome, finished, keep_failure
+from einlinear.sweeps.job import Job, Outcome, finished, keep_failure, last_step
 from einlinear.sweeps.plan import PlannedRun, makespan
 
 _ATTEMPTS = 2
@@ -82,6 +82,11 @@ class _State:
     record: RunRecord | None = None
     failure: Failure | None = None
 
+    @property
+    def seconds(self) -> float:
+        """Estimated time from that checkpoint to the end."""
+        return self.run.seconds_from(self.step)
+
 
 class Driver:
     """Runs jobs, the longest first.
@@ -102,6 +107,8 @@ class Driver:
     ) -> None:
         known = records or {}
         self._states = {job.id: _State(run, job, record=known.get(job.id)) for run, job in runs}
+        for state in self._states.values():
+            state.step = 0 if state.record else last_step(state.job.directory)
         self._executor, self._on_progress = executor, on_progress
         self._watch = Watch()
         longest = sorted(self._states.values(), key=lambda state: -state.run.seconds)
@@ -142,7 +149,7 @@ class Driver:
             if seen is None:
                 self._elsewhere[name] = 0.0
                 continue
-            state.step = _last_step(state.job.directory)
+            state.step = last_step(state.job.directory)
             self._executor.start(replace(state.job, after=astuple(seen)))
             self._pace.start(name)
             self._running.append(name)
@@ -160,7 +167,7 @@ class Driver:
         name, state = outcome.id, self._states[outcome.id]
         self._running.remove(name)
         if self._has_record(name):
-            self._pace.end(name, state.run.seconds)
+            self._pace.end(name, state.seconds)
         elif outcome.end == "busy":
             self._elsewhere[name] = monotonic() + _SECONDS_TO_LEAVE_IT
         else:
@@ -177,7 +184,7 @@ class Driver:
         directory = state.job.directory
         if outcome.end == "killed":
             keep_failure(directory, "killed", outcome.text)
-            if _last_step(directory) > state.step:
+            if last_step(directory) > state.step:
                 state.attempts = 0
                 return
         state.attempts += 1
@@ -228,9 +235,9 @@ class Driver:
         """The share of the work that is done, and the seconds that the rest takes at this pace."""
         lefts = []
         for at in running:
-            left = self._states[at.id].run.seconds * (1 - at.done / at.total)
+            left = self._states[at.id].run.seconds_from(at.done)
             lefts.append(left if at.seconds_left is None else at.seconds_left / self._pace.factor)
-        lefts += [self._states[name].run.seconds for name in self._waiting]
+        lefts += [self._states[name].seconds for name in self._waiting]
         total = sum(state.run.seconds for state in self._states.values())
         share = 1 - min(1.0, sum(lefts) / total) if total else 1.0
         return share, makespan(lefts, self._executor.slots) * self._pace.factor
@@ -254,12 +261,6 @@ class _Pace:
     @property
     def factor(self) -> float:
         return self.taken / self.expected if self.taken and self.expected else 1.0
-
-
-def _last_step(directory: Path) -> int:
-    """The step of the newest checkpoint, 0 if there is none."""
-    steps = (path.stem.partition("-")[2] for path in directory.glob("checkpoints/step-*.json"))
-    return max((int(step) for step in steps if step.isdecimal()), default=0)
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:

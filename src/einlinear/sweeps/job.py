@@ -81,6 +81,12 @@ def all_finished(out: Path, ids: Iterable[str]) -> dict[str, RunRecord]:
     return {name: record for name, record in read if record is not None}
 
 
+def last_step(directory: Path) -> int:
+    """The step of the newest checkpoint of a run, 0 if there is none."""
+    steps = (path.stem.partition("-")[2] for path in directory.glob("checkpoints/step-*.json"))
+    return max((int(step) for step in steps if step.isdecimal()), default=0)
+
+
 def keep_failure(directory: Path, kind: str, text: str) -> None:
     """Append a failure to failures.jsonl of a run. Write errors are ignored."""
     path = directory / FAILURES

@@ -65,10 +65,13 @@ class Placing:
             )
         belongs = {"address": "ray", "slurm": "slurm"}
         for name, executor in belongs.items():
-            if getattr(self, name) and self.executor != executor:
+            given = getattr(self, name)
+            if given and self.executor != executor:
+                is_table = isinstance(given, Mapping)
+                shown = " ".join(f"{k}={v}" for k, v in given.items()) if is_table else given
                 raise EinlinearError(
-                    what=f"{name} is {quote(getattr(self, name))}, the executor {self.executor}",
-                    rule=f"{name} is a setting of {executor}",
+                    what=f"{name} is {quote(shown)}, the executor {self.executor}",
+                    rule=f"{name} is a setting of the executor {executor}",
                     fix=f'use executor="{executor}", or leave {name} out',
                 )
 

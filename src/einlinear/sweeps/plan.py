@@ -57,6 +57,10 @@ class PlannedRun:
         """FLOPs of all steps, forward and backward."""
         return FLOPS_PER_MAC * self.macs * self.config.steps
 
+    def seconds_from(self, step: int) -> float:
+        """Estimated time of the steps after this one."""
+        return self.seconds * (1 - min(step, self.config.steps) / self.config.steps)
+
     def as_dict(self) -> dict[str, Any]:
         """The run as a JSON object."""
         return asdict(self) | {"config": self.config.as_dict()}

@@ -51,11 +51,12 @@ Kind = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds per step of the runs of one kind and size."""
+    """Seconds per step of the runs of one kind and size, and seconds before the first step."""
 
     kind: Kind
     macs: int
     seconds: float
+    start: float | None = None
 
 
 def plan_study(
@@ -156,8 +157,10 @@ def _timings(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord]) -> li
 
 
 def estimate(runs: Sequence[PlannedRun], timings: Sequence[Timing]) -> list[float]:
-    """Estimate the seconds of each run, evaluations included."""
-    return [_step_seconds(run, timings) * _steps(run) for run in runs]
+    """Estimate the seconds of each run, evaluations and the time to start included."""
+    return [
+        _start_seconds(run, timings) + _step_seconds(run, timings) * _steps(run) for run in runs
+    ]
 
 
 def time_steps(
@@ -190,7 +193,7 @@ def time_steps(
         held.add((kind_of(run.config), run.macs))
         on_model()
         try:
-            timings.append(Timing(kind_of(run.config), run.macs, _timed(run.config, threads)))
+            timings.append(Timing(kind_of(run.config), run.macs, *_timed(run.config, threads)))
         except EinlinearError:
             raise
         except Exception:
@@ -215,12 +218,17 @@ def _order(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     return [*ends, *shapes.values()]
 
 
-def _timed(config: RunConfig, threads: int | None) -> float:
-    """Median seconds of a warm step, so that a disturbed step does not count."""
+def _timed(config: RunConfig, threads: int | None) -> tuple[float, float]:
+    """Seconds of a step, and seconds before the first one.
+
+    The median over warm steps, so that a disturbed step does not count.
+    """
+    begin = perf_counter()
     with joined(config) as place, using_threads(config, threads), torch.random.fork_rng([]):
         run = RunLoop(config, place, plan_run(config, is_checked=False), None, ())
+        start = perf_counter() - begin
         _take_steps(run, _COLD, _COLD_SECONDS)
-        return median(_take_steps(run, _STEPS, _STEP_SECONDS))
+        return median(_take_steps(run, _STEPS, _STEP_SECONDS)), start
 
 
 def _take_steps(run: RunLoop, most: int, seconds: float) -> list[float]:
@@ -257,6 +265,12 @@ def _step_seconds(run: PlannedRun, timings: Sequence[Timing]) -> float:
             share = (run.macs - low) / (high - low)
             return low_seconds + share * (high_seconds - low_seconds)
     return own[0][1]
+
+
+def _start_seconds(run: PlannedRun, timings: Sequence[Timing]) -> float:
+    """Seconds before the first step: the median of its task, which decides the data to load."""
+    starts = [t.start for t in timings if t.start is not None and t.kind[0] == run.config.task]
+    return median(starts) if starts else 0.0
 
 
 def _steps(run: PlannedRun) -> float:

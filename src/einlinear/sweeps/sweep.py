@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from einlinear.sweeps.claims import remove_dead_claims
 from einlinear.sweeps.driver import Driver, Failure, OnSweepProgress
 from einlinear.sweeps.executors.executor import Executor
 from einlinear.sweeps.executors.local import LocalExecutor
-from einlinear.sweeps.job import RUNS, STUDIES, Job, all_finished
+from einlinear.sweeps.job import RUNS, STUDIES, Job, all_finished, last_step
 from einlinear.sweeps.placing import ExecutorName, Placing, opened, place
 from einlinear.sweeps.plan import PlannedRun, PlanRequest, makespan
 from einlinear.sweeps.study import Study, as_study, load_study
@@ -29,6 +29,7 @@ class SweepPlan:
 
     runs: all runs of the study, with their costs and estimated times.
     records: of finished runs, by id.
+    steps_done: of interrupted runs that resume from a checkpoint, by id.
     placing, slots: where runs are trained, and how many at once; None if only a cluster knows.
     """
 
@@ -38,6 +39,7 @@ class SweepPlan:
     records: Mapping[str, RunRecord]
     placing: Placing
     slots: int | None
+    steps_done: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def finished(self) -> frozenset[str]:
@@ -52,7 +54,8 @@ class SweepPlan:
     @property
     def seconds_left(self) -> float:
         """Estimated time of all runs without a record; one after the other if slots are None."""
-        left = [run.seconds for run in self.runs if run.id not in self.records]
+        new = (run for run in self.runs if run.id not in self.records)
+        left = [run.seconds_from(self.steps_done.get(run.id, 0)) for run in new]
         return makespan(left, self.slots or 1)
 
     @property
@@ -169,7 +172,9 @@ def plan_sweep(
             planner.close()
     records = all_finished(out, (run.id for run in runs))
     slots = placing.processes if executor is None else executor.slots
-    return SweepPlan(study, out, runs, records, placing, slots)
+    steps = {run.id: last_step(out / RUNS / run.id) for run in runs if run.id not in records}
+    steps_done = {name: step for name, step in steps.items() if step}
+    return SweepPlan(study, out, runs, records, placing, slots, steps_done)
 
 
 def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnSweepProgress) -> SweepResult:

@@ -51,7 +51,8 @@ def _allocate_(model: nn.Module) -> None:
     """
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
+        own = module.named_parameters(recurse=False, remove_duplicate=False)
+        for name, parameter in own:
             if parameter not in made:
                 empty = torch.empty_like(parameter, device="cpu")
                 made[parameter] = nn.Parameter(empty, parameter.requires_grad)

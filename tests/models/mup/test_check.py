@@ -1,4 +1,4 @@
-"""The coordinate check: passes under muP, fails under one rate for all."""
+"""The coordinate check: passes under µP, fails under one rate for all."""
 
 import math
 from collections import OrderedDict

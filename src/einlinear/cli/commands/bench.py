@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
     _Jobs = list[tuple[str, Callable[..., BenchResult]]]
 
-_COLUMNS = (
-    "limit: the speed if both compute equally many FLOPs per second; speeds above it are possible "
-    "where nn.Linear computes fewer. from - to: the middle four fifths of the rounds"
-)
 _MOST_REPEATS = 10_000
 
 
@@ -82,7 +78,7 @@ def bench(
     from einlinear.bench.page import bench_page
     from einlinear.bench.plot import draw_speeds, speed_rows
     from einlinear.bench.rows import bench_json, merge_results, read_speeds
-    from einlinear.bench.words import sentences, shown_tables
+    from einlinear.bench.words import legend, sentences, shown_tables
     from einlinear.layers.machine import machine_facts
 
     old = None if compare is None else read_speeds(_read(compare), str(compare))
@@ -100,13 +96,14 @@ def bench(
     width, has_bold = columns(), screen.is_terminal
     facts = ", ".join(f"{name} {value}" for name, value in machine_facts().items())
     print(wrapped(facts, width, ""))
-    for table in shown_tables(result.rows, width, old):
+    tables = shown_tables(result.rows, width, old)
+    for table in tables:
         print()
         for line in filter(None, (table.heading, table.flops)):
             print(wrapped(line, width, ""))
         print(table.text(width, has_bold=has_bold))
     print()
-    for line in (*result.notes, _COLUMNS, "", *sentences(result.rows)):
+    for line in (*result.notes, legend(tables), "", *sentences(result.rows)):
         print(wrapped(line, width, ""))
     write(out / "bench.json", json.dumps(bench_json(result), indent=1))
     write(out / "bench.html", bench_page(result))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from einlinear.cli.terminal import columns, print_facts, write
+from einlinear.errors import EinlinearError, quote
 from einlinear.show.symbols import power
 from einlinear.show.tables import text_table
 from einlinear.structures.plan import Plan, Step, make_plan
@@ -21,7 +23,7 @@ def describe(
     *,
     width: Annotated[int, tyro.conf.arg(metavar="D")],
     out_width: Annotated[int | None, tyro.conf.arg(metavar="D2")] = None,
-    svg: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
+    svg: Annotated[Path | None, tyro.conf.arg(metavar="FILE.svg")] = None,
 ) -> None:
     """Describe a structure at a width: sizes, steps, cost and rank; draw it with --svg.
 
@@ -30,8 +32,10 @@ def describe(
             "XA^1 YB^1 AB:64".
         width: The width of the input, and of the output unless you give --out-width.
         out_width: The width of the output.
-        svg: Draw the diagram to this file; missing folders are created.
+        svg: Draw the diagram to this .svg file; missing folders are created.
     """
+    if svg is not None:
+        _check_svg(svg)
     plan = make_plan(parse(structure), width, width if out_width is None else out_width)
     print_facts(_facts(plan, structure))
     print(f"\nedges\n{_edge_table(plan)}")
@@ -41,6 +45,17 @@ def describe(
         from einlinear.structures.diagram import draw_structure  # Jinja takes a while to load
 
         write(svg, draw_structure(plan))
+
+
+def _check_svg(path: Path) -> None:
+    """Refuse a name of another kind of file; devices and pipes have no kind."""
+    is_device = path.exists() and not path.is_file()
+    if not is_device and path.resolve().suffix.lower() != ".svg":
+        raise EinlinearError(
+            what=f"--svg is {quote(path)}",
+            rule="a diagram is an SVG file, whose name ends in .svg",
+            fix=f"give --svg {shlex.quote(str(path.with_suffix('.svg')))}",
+        )
 
 
 def _facts(plan: Plan, typed: str) -> dict[str, str]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from einlinear.cli.arguments import flags_class
+from einlinear.cli.arguments import flags_class, in_flags
 from einlinear.cli.terminal import columns, console, say, write
+from einlinear.errors import EinlinearError
 from einlinear.landscapes.config import LandscapeConfig
 from einlinear.show.tables import text_table
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     LandscapeFlags = Any
 else:
     LandscapeFlags = flags_class(LandscapeConfig)
+
+_FLAGS_OF_RUNS = {"structure": "--structures", "width": "--widths", "batch_size": "--batch"}
+"""The flags that decide settings of single runs."""
 
 
 def landscape(
@@ -29,7 +33,7 @@ def landscape(
     data: Annotated[Path | None, tyro.conf.arg(metavar="FILE.npz")] = None,
     processes: int = 2,
 ) -> None:
-    """Find the best learning rate by width and structure, naively and under muP.
+    """Find the best learning rate by width and structure, naively and under µP.
 
     Trains multilayer perceptrons on images. Interrupt it at any time and rerun it to resume.
 
@@ -47,8 +51,13 @@ def landscape(
 
     config = LandscapeConfig(**asdict(flags))
     check_matplotlib()  # fail now rather than after all runs
-    with progress_bar(console(), "runs") as show:
-        result = run_landscape(config, out=out, data=data, processes=processes, on_progress=show)
+    try:
+        with progress_bar(console(), "runs") as show:
+            result = run_landscape(
+                config, out=out, data=data, processes=processes, on_progress=show
+            )
+    except EinlinearError as error:
+        raise in_flags(error, _FLAGS_OF_RUNS) from error
     print(_table(result.rows()) + "\n")
     for paragraph in result.words:
         say(paragraph)

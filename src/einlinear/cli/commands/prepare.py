@@ -34,7 +34,8 @@ def prepare(
     Args:
         sources: Text files (.txt or .jsonl, either with .gz), folders of them, or hub:owner/name.
         out: Folder for the tokens, which you give to einlinear train as --data.
-        validation: Texts for validation; by default, some of the documents.
+        validation: Texts for validation; by default, some of the documents, or the end of the last
+            one if there are too few.
         vocabulary: Use 96 ASCII symbols, or the byte pairs of GPT-2.
         rule: Drop a document with a character outside of ASCII, or fold the character to a
             similar one.

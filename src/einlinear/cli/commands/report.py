@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import tyro
 
 from einlinear.cli.terminal import console, say
 from einlinear.errors import EinlinearError, quote
+from einlinear.runs.config_file import read_config
 
 if TYPE_CHECKING:
     from einlinear.laws.fit import Linf
@@ -27,7 +29,7 @@ def report(
     resamples: int = 500,
     seed: int = 0,
     watch: bool = False,
-    port: int = 0,
+    port: int | None = None,
 ) -> None:
     """Build an HTML report from runs: frontiers, power laws, multipliers, in words and figures.
 
@@ -42,15 +44,34 @@ def report(
         resamples: Number of bootstrap samples for the intervals; 0 for no intervals.
         seed: Random seed of the samples.
         watch: Serve the page to a browser on this machine and update it until Ctrl-C.
-        port: Port to serve on; by default, any free port.
+        port: Port to serve on, with --watch; by default, any free port.
     """
+    if port is not None and not watch:
+        raise EinlinearError(
+            what=f"--port is {port}, without --watch",
+            rule="--port is where --watch serves the page",
+            fix="add --watch, or leave --port out",
+        )
+    _check_is_no_study(directory)
     from einlinear.reports.analyse import ReportSettings  # numpy takes a while to load
 
     settings = ReportSettings(reference, _linf(linf), task, level, resamples, seed)
     if watch:
-        _follow(directory, out, settings, port)
+        _follow(directory, out, settings, port or 0)
     else:
         _make(directory, out, settings)
+
+
+def _check_is_no_study(path: Path) -> None:
+    """Refuse a study: a report reads what a sweep has made of it."""
+    if path.suffix not in (".toml", ".json") or not path.is_file():
+        return
+    if {"base", "grid"} & set(read_config(path)):
+        raise EinlinearError(
+            what=f"{path} is a study, not its results",
+            rule="a report reads the runs that einlinear sweep trains from a study",
+            fix=f"einlinear sweep {shlex.quote(str(path))} --out DIR, then einlinear report DIR",
+        )
 
 
 def _make(directory: Path, out: Path | None, settings: ReportSettings) -> None:

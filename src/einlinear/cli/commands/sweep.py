@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -15,19 +16,13 @@ from einlinear.errors import EinlinearError
 from einlinear.errors import quote as quoted
 from einlinear.show.numbers import counted, duration
 from einlinear.show.tables import text_table
-from einlinear.sweeps.placing import ExecutorName, Placing, opened, place
-from einlinear.sweeps.study import Study, load_study
-from einlinear.sweeps.sweep import (
-    SweepPlan,
-    SweepResult,
-    plan_sweep,
-    prepare_directory,
-    run_sweep,
-    sweep_directory,
-)
+from einlinear.sweeps.placing import ExecutorName, Placing, place
+from einlinear.sweeps.study import load_study
+from einlinear.sweeps.sweep import SweepPlan, SweepResult, plan_sweep, sweep_directory
+from einlinear.sweeps.sweep import sweep as train_all
 
 if TYPE_CHECKING:
-    from einlinear.sweeps.executors.executor import Executor
+    from einlinear.sweeps.driver import OnSweepProgress, SweepProgress
     from einlinear.sweeps.plan import PlannedRun
 
 _MOST_LINES = 12  # of a failure
@@ -61,19 +56,33 @@ def sweep(
         slurm: Settings of Slurm jobs, such as partition=cpu time=120 mem=8G.
         dry_run: Print the plan and stop; nothing is written.
     """
-    loaded = load_study(study)
-    placing = place(loaded, Placing(executor, processes, threads, address, _settings(slurm)))
+    loaded, settings = load_study(study), _settings(slurm)
+    placing = Placing(executor, processes, threads, address, settings)
+    out = sweep_directory(out)
+    print(f"study: {loaded.name}")
+    print(
+        f"planning {counted(len(loaded.cells), 'combination')}: counts FLOPs, times a few steps",
+        flush=True,
+    )
     if dry_run:
-        _print_plan(_plan(loaded, out, placing))
+        with console().status("planning"):
+            plan = plan_sweep(loaded, out, place(loaded, placing))
+        _print_plan(plan)
         return
     try:
-        with opened(placing, out) as where:
-            plan = _plan(loaded, out, placing, where)
-            prepare_directory(loaded, out)
-            _print_plan(plan)
-            labels = {run.id: run.label for run in plan.runs}
-            with sweep_display(console(), labels) as show:
-                result = run_sweep(plan, where, show)
+        with ExitStack() as stack:
+            screen = _Screen(stack)
+            result = train_all(
+                loaded,
+                out,
+                executor=executor,
+                processes=processes,
+                threads=threads,
+                address=address,
+                slurm=settings,
+                on_plan=screen.start,
+                on_progress=screen.show,
+            )
     except KeyboardInterrupt:
         print("note: finished work is kept; run the same command again to resume", file=sys.stderr)
         raise
@@ -82,9 +91,23 @@ def sweep(
         raise SystemExit(1)
 
 
-def _plan(study: Study, out: Path, placing: Placing, executor: Executor | None = None) -> SweepPlan:
-    with console().status("planning"):
-        return plan_sweep(study, sweep_directory(out), placing, executor)
+class _Screen:
+    """A spinner while the sweep is planned, then the plan, then the progress of its runs."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._status = stack.enter_context(console().status("planning"))
+        self._display: OnSweepProgress | None = None
+
+    def start(self, plan: SweepPlan) -> None:
+        self._status.stop()
+        _print_plan(plan)
+        labels = {run.id: run.label for run in plan.runs}
+        self._display = self._stack.enter_context(sweep_display(console(), labels))
+
+    def show(self, at: SweepProgress) -> None:
+        assert self._display is not None, "a sweep is planned before it makes progress"
+        self._display(at)
 
 
 def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -95,7 +118,7 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
         if not sign or not name or not value:
             raise EinlinearError(
                 what=f"--slurm has {quoted(pair)}",
-                rule="settings are given as name=value",
+                rule="settings of Slurm are given as name=value",
                 fix="try --slurm partition=cpu time=120",
             )
         found[name] = value
@@ -125,7 +148,6 @@ def _print_plan(plan: SweepPlan) -> None:
         )
         rows.append(row)
     head = ("structure", "width", "depth", "runs", "done", "FLOPs", "time of one")
-    print(f"study: {plan.study.name}")
     print(text_table(head, rows, width=columns()) + "\n")
     print(_plan_line(plan))
     print(f"writes to {plan.out}")
@@ -142,6 +164,8 @@ def _plan_line(plan: SweepPlan) -> str:
         line += f"; combinations that repeat another: {plan.repeats}"
     if plan.finished:
         line += f"; {len(plan.finished)} are done, {left} to go"
+    if plan.steps_done:
+        line += f"; {counted(len(plan.steps_done), 'run')} will resume from a checkpoint"
     if not left:
         return line
     is_guessed = any(run.is_guessed for run in plan.runs)

@@ -69,7 +69,10 @@ def train(
         names = mirror if rank == 0 else ()
         mirrors = [stack.enter_context(open_mirror(name, run, out)) for name in names]
 
+        started: list[int] = []
+
         def announce(plan: RunPlan, step: int) -> None:
+            started.append(step)
             print_facts(_plan_facts(run, plan, out, step))
 
         try:
@@ -81,9 +84,11 @@ def train(
                 raise SystemExit(0) from None
             raise
     if rank == 0:
+        if not started:
+            say(f"run {run.id} in {out} is already finished; give another --out to train it again")
         print(_curve_table(record))
         say(_result(record))
-        print(f"wrote {out / 'record.json'}")
+        print(f"{'wrote' if started else 'read'} {out / 'record.json'}")
         if record.curve[-1].routing:
             _draw_routing(record, out / "routing.svg")
     if count > 1:

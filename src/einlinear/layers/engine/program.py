@@ -1,13 +1,15 @@
-"""Plan -> program: the matrix multiplies of a layer in place, as buffers, loops and strides.
+"""Plan -> program: the matrix multiplies of a layer as buffers, loops and strides.
 
-Every product of a structured layer, forward, input gradient and weight gradient, is
+Every product of a structured layer (forward, input gradient, weight gradient) has the form
 
     C[loops, m, n] (+)= sum over k of  A[loops, m, k] * B[loops, k, n]
 
-on buffers that are never rearranged: a permutation of edges is only another stride. The input and
-the output have tokens outermost (rows of the layer's width). Intermediates have tokens innermost
-for the portable path, whose multiplies are large; for the compiled engine, which takes a few tokens
-at a time, they are rows too, and n has stride 1 in the result and in the right operand.
+Buffers are never rearranged: permuting edges only changes strides. The input and the output store
+tokens outermost, as rows of the layer's width. Intermediates depend on who runs the program:
+
+- The portable path makes large multiplies, so intermediates store tokens innermost.
+- The compiled engine takes a few tokens at a time, so intermediates store tokens outermost too, and
+  n has stride 1 in the result and in the right operand.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A tensor of a program: its edges outermost first, and where its tokens are.
+    """A tensor of a program: its edges, outermost first, and the place of its token axis.
 
-    tokens: "outer" for rows of a width, "inner" for the innermost axis, "none" for weights.
+    tokens: "outer" if each token is a row, "inner" if tokens are the innermost axis, "none" for
+        weights.
     """
 
     name: str
@@ -42,9 +45,9 @@ class Buffer:
         return prod(self.sizes)
 
     def stride(self, edge: str, num_tokens: int, row: int) -> int:
-        """How far apart neighbours along an edge are; 0 along one that the buffer does not have.
+        """The stride of an edge; 0 if the buffer does not have the edge.
 
-        `row` is the distance of the rows if tokens are outermost.
+        `row` is the stride between rows if tokens are outermost.
         """
         if edge == TOKENS:
             return {"outer": row, "inner": 1, "none": 0}[self.tokens]
@@ -56,10 +59,11 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One family of matrix multiplies: out (+)= left @ right for every index of the loops.
+    """A batch of matrix multiplies: out (+)= left @ right for every index of the loops.
 
-    Each of m, n, k and every loop is a group of edges with a single stride in each buffer that has
-    it, that of its innermost edge. Loops over edges that `out` does not have add up.
+    Each of m, n, k and every loop is a group of edges. In each buffer that has the group, a single
+    stride describes it: the stride of its innermost edge. Loops over edges that `out` lacks sum
+    into it.
     """
 
     out: Buffer
@@ -72,11 +76,11 @@ class Product:
 
     @property
     def weights(self) -> Buffer:
-        """The operand that is a factor, in a product that has one."""
+        """The operand that is a factor; weight gradients have none."""
         return self.left if self.left.tokens == "none" else self.right
 
     def operands(self, weights: T, tensor: T) -> tuple[T, T]:
-        """The left and the right operand, given which is which."""
+        """Order the factor and the other tensor as left and right operand."""
         return (weights, tensor) if self.left.tokens == "none" else (tensor, weights)
 
     def __str__(self) -> str:
@@ -92,12 +96,13 @@ class Product:
 class Program:
     """All products of a layer, one per step: forward, input gradients, weight gradients.
 
-    `packs` has one entry per step: a copy of one of its tensors, (to, from), to be made before its
-    weight gradient if neither tensor has a group of edges that is contiguous, else None.
+    `packs` has one entry per step. If neither of the two tensors of a weight gradient stores its
+    group of edges contiguously, the entry is a copy to make first, as (to, from); otherwise None.
 
-    The gradient of an intermediate has a layout of its own, in which the edges that the backward
-    pass makes are innermost. A factor therefore comes in up to three orders of its axes: as the
-    forward pass reads it, as the backward pass reads it, and as its gradient is written.
+    The gradient of an intermediate has a different layout from the intermediate: edges that the
+    backward pass creates are innermost. The axes of a factor are therefore needed in up to three
+    orders: one to read in the forward pass, one to read in the backward pass, and one to write its
+    gradient.
     """
 
     plan: Plan
@@ -125,7 +130,7 @@ class Program:
 
 @lru_cache(maxsize=4096)
 def make_program(plan: Plan, tokens: str = "inner") -> Program:
-    """The program of a plan, with the tokens of intermediates "inner"most or "outer"most."""
+    """The program of a plan; `tokens` places the tokens of intermediates: "inner" or "outer"."""
     sizes = plan.sizes
     last = len(plan.steps)
     t = (TOKENS,)
@@ -145,7 +150,7 @@ def make_program(plan: Plan, tokens: str = "inner") -> Program:
         def factor(
             name: str, k: Buffer, n: Buffer, step: Step = step
         ) -> tuple[Buffer, tuple[str, ...], tuple[str, ...]]:
-            """The factor with contracted edges ordered as in one tensor, new ones as in another."""
+            """The factor with contracted edges in the order of `k`, new edges in that of `n`."""
             contracted = tuple(edge for edge in k.edges if edge in step.contracted)
             new = tuple(edge for edge in n.edges if edge in step.new)
             edges = (*step.batch, *contracted, *new)
@@ -184,10 +189,10 @@ def make_program(plan: Plan, tokens: str = "inner") -> Program:
 def _weight_gradient(
     step: Step, before: Buffer, source: Buffer
 ) -> tuple[Product, tuple[Buffer, Buffer] | None]:
-    """The product of a step's two tensors that sums over tokens, and the copy it needs, if any.
+    """The product that sums over tokens to give a weight gradient, and the copy it needs, if any.
 
-    The right operand is the tensor whose group of edges is contiguous (the longer, if both); where
-    none is, the narrower tensor is copied first.
+    The right operand is the tensor whose group of edges is contiguous, or the one with the larger
+    group if both are. If neither is, the narrower tensor is copied first.
     """
     groups = {
         buffer.name: tuple(edge for edge in buffer.edges if edge in edges)
@@ -215,7 +220,7 @@ def _weight_gradient(
 
 
 def _regrouped(buffer: Buffer, edges: tuple[str, ...], name: str = "") -> Buffer:
-    """The buffer with its edges in another order."""
+    """The buffer with its edges in the given order."""
     sizes = dict(zip(buffer.edges, buffer.sizes, strict=True))
     shape = tuple(sizes[edge] for edge in edges)
     return Buffer(name or buffer.name, edges, shape, buffer.tokens)
@@ -227,10 +232,11 @@ def _size(buffer: Buffer, group: tuple[str, ...]) -> int:
 
 
 def _turned(plan: Plan, i: int) -> tuple[str, ...]:
-    """The axes of the gradient of what is left after i steps: what step i + 1 contracts innermost.
+    """The axes of the gradient after i steps, ordered for the backward pass.
 
-    Groups as in Plan.layouts, read from Y's side: carried, made by step i only, made and
-    contracted, contracted by step i + 1 only.
+    The groups are those of Plan.layouts, seen from the output. Outermost first: edges that neither
+    neighbouring step touches, edges that only step i creates, edges that step i creates and step
+    i + 1 contracts, and edges that only step i + 1 contracts.
     """
     edges = plan.layouts[i]
     if i in (0, len(plan.steps)):
@@ -256,7 +262,7 @@ def _product(
 
 
 def _fuse(edges: list[str], buffers: tuple[Buffer, ...]) -> tuple[tuple[str, ...], ...]:
-    """The loops, with neighbours made one where they follow each other in every buffer."""
+    """The loops, with neighbouring edges merged if they are adjacent in every buffer."""
     groups: list[tuple[str, ...]] = []
     for edge in edges:
         if groups and all(_follows(groups[-1][-1], edge, buffer) for buffer in buffers):
@@ -267,7 +273,7 @@ def _fuse(edges: list[str], buffers: tuple[Buffer, ...]) -> tuple[tuple[str, ...
 
 
 def _follows(first: str, second: str, buffer: Buffer) -> bool:
-    """Whether both are absent from the buffer, or the second stands just inside the first."""
+    """Whether the buffer has neither edge, or has the second directly inside the first."""
     if (first in buffer.edges) != (second in buffer.edges):
         return False
     return first not in buffer.edges or second == "".join(

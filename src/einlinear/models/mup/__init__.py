@@ -1,4 +1,4 @@
-"""muP: initial weights and learning rates that transfer across widths and structures.
+"""µP: initial weights and learning rates that transfer across widths and structures.
 
 In: a model. Out: initialised weights, parameter groups for any torch optimizer, a table of both,
 and a check that every layer moves by the same amount at every width.

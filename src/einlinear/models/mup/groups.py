@@ -118,7 +118,7 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Return parameter groups for any torch optimizer, with rates that transfer across widths.
 
-    With these groups (muP), the best learning rate at width base_width is also close to the best
+    With these groups (µP), the best learning rate at width base_width is also close to the best
     for wider models and for other structures. There is one group for each distinct rate and decay
     (DTensors get groups of their own), and every trained parameter is in exactly one. A dense model
     whose linear layers all have a fan-in of base_width (and, for "sgd", the same fan-out) gets lr

@@ -1,4 +1,4 @@
-"""init_: initialise all parameters of a model under muP."""
+"""init_: initialise all parameters of a model under µP."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def init_(
     generator: torch.Generator | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Initialise every parameter of a model under muP, in place.
+    """Initialise every parameter of a model under µP, in place.
 
     Matrices, and each factor of a structured layer, are normal with standard deviation
     sqrt(min(fan_in, fan_out)) / fan_in. Embeddings are normal with the same standard deviation at

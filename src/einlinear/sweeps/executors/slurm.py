@@ -224,7 +224,7 @@ def check_options(options: Mapping[str, str], executor: Any) -> dict[str, Any]:
             raise EinlinearError(
                 what=f"unknown setting of Slurm: {quote(given)}",
                 rule=f"settings of Slurm are {', '.join(known)}",
-                fix=did_you_mean(name, known, 'for example time="120"'),
+                fix=did_you_mean(name, known, "for example time=120"),
             )
         is_switch = name in ("exclusive", "stderr_to_stdout") and value.lower() in ("true", "1")
         if name in _MORE:
