@@ -47,7 +47,7 @@ class _Eager(torch.autograd.Function):
         bias: Tensor | None,
         *factors: Tensor,
     ) -> Tensor:
-        y_to, scales = compiled.forward_with_scales(plan, x_td, factors, bias, stds)
+        y_to, scales = compiled.compiled_forward(plan, x_td, factors, bias, stds)
         # With frozen factors the input is not needed: it may be changed or freed.
         ctx.has_x = any(ctx.needs_input_grad[4:])
         ctx.save_for_backward(*([x_td] if ctx.has_x else []), *factors)

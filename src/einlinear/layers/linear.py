@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from einlinear.layers.norm import normalised
 from einlinear.layers.reference import dense_weight
 from einlinear.layers.scaling import Scaling, factor_scaling, vector_scaling
 from einlinear.layers.variants import choose_variant, fitting_variants, multiply
-from einlinear.structures.plan import Plan, make_plan
+from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
 
@@ -27,19 +26,10 @@ _MOST_VARIANTS = 4096  # numbers of tokens whose variant a layer remembers
 class EinsumLinear(nn.Module):
     """A linear layer of any structure: a drop-in replacement for nn.Linear.
 
-    The factors are parameters named A, B, C, ... with the axes of `plan.factor_edges`. With weight
-    normalisation (the default), a factor M is used as M / max(1, rms(M) / std), where std is its
-    standard deviation at initialisation: it may shrink but not grow, which keeps training stable.
-    Ref: [P24 §4, Q24].
-
-    Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        bias: whether to add a learnable bias.
-        structure: a Structure, or text like "btt(rank=2)".
-        weight_norm: whether to normalise the factors.
-        device: the device of the parameters.
-        dtype: the dtype of the parameters.
+    The structure is a Structure, or text like "btt(rank=2)". The factors are parameters named A, B,
+    C, ... with the axes of `plan.factor_edges`. With weight normalisation (the default), a factor M
+    is used as M / max(1, rms(M) / std), where std is its standard deviation at initialisation: it
+    may shrink but not grow, which keeps training stable. Ref: [P24 §4, Q24].
     """
 
     def __init__(
@@ -64,7 +54,8 @@ class EinsumLinear(nn.Module):
         self._call: compiled.Inference | None = None
         self._names = [step.factor for step in self.plan.steps]
         self._stds = [scaling[name].init_std for name in self._names]
-        with _room(self.plan):
+        name = f"a layer of {structure} from {self.in_features} to {self.out_features}"
+        with room_for(name, self.plan.params, "give a smaller rank or width"):
             for name, shape in self.plan.factor_shapes.items():
                 empty = torch.empty(shape, device=device, dtype=dtype)
                 self.register_parameter(name, nn.Parameter(empty))
@@ -243,11 +234,6 @@ def autocast_operand(tensor: Tensor) -> Tensor:
     if not is_autocast(tensor) or not is_castable(tensor):
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
-
-
-def _room(plan: Plan) -> AbstractContextManager[None]:
-    name = f"a layer of {plan.structure} from {plan.d_in} to {plan.d_out}"
-    return room_for(name, plan.params, "give a smaller rank or width")
 
 
 def _not_replaced() -> EinlinearError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -35,17 +35,11 @@ def machine_facts() -> dict[str, object]:
 def memory_bytes() -> int | None:
     """How much memory a process may use here; None if the system does not tell."""
     found = []
-    try:
+    with suppress(AttributeError, OSError, ValueError):  # on Windows
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, OSError, ValueError):  # pragma: no cover - Windows
-        pass
     for path in _LIMITS:
-        try:
-            text = Path(path).read_text(encoding="utf-8").strip()
-        except OSError:
-            continue
-        if text.isdecimal():  # "max" is no limit
-            found.append(int(text))
+        with suppress(OSError, ValueError):  # "max" is no limit
+            found.append(int(Path(path).read_text(encoding="utf-8")))
     return min((size for size in found if size > 0), default=None)
 
 

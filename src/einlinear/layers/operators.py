@@ -44,7 +44,7 @@ def multiply_by_operator(
         if variant == "engine" and not torch.is_grad_enabled():
             others = factors if bias is None else [*factors, bias]
             if compiled.is_direct(x_td, others):
-                return compiled.compiled_forward(plan, x_td, factors, bias)
+                return compiled.compiled_forward(plan, x_td, factors, bias)[0]
         function = _MultiplyEager
     y_to: Tensor = function.apply(x_td, bias, variant, *key, *factors)  # type: ignore[no-untyped-call]
     return y_to
@@ -62,7 +62,7 @@ def _multiply(
     """W x + b. Falls back from the engine if it is unavailable, as in an exported program."""
     plan = plan_of(structure, d_in, d_out)
     if variant == "engine" and compiled.is_usable(x_td):
-        return compiled.compiled_forward(plan, x_td, factors, bias)
+        return compiled.compiled_forward(plan, x_td, factors, bias)[0]
     return multiply_strided(plan, x_td, factors, bias)
 
 
@@ -172,19 +172,12 @@ class _Multiply(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x_td: Tensor,
-        bias: Tensor | None,
-        variant: str,
-        structure: str,
-        d_in: int,
-        d_out: int,
-        *factors: Tensor,
-    ) -> Tensor:
+    def forward(x_td: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
+        (variant, *key), factors = arguments[:4], list(arguments[4:])
         others = factors if bias is None else [*factors, bias]
         is_direct = variant == "engine" and compiled.is_direct(x_td, others)
         multiply = _multiply if is_direct else multiply_op
-        return multiply(x_td, list(factors), bias, variant, structure, d_in, d_out)
+        return multiply(x_td, factors, bias, variant, *key)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -197,19 +190,17 @@ class _Multiply(torch.autograd.Function):
         x_td, *factors = ctx.saved_tensors
         needs = ctx.needs_input_grad
         wanted = [needs[0], needs[1], *needs[6:]]
-        grads: Sequence[Tensor | None]
         if torch.is_grad_enabled() or _is_batched([grad_to, x_td, *factors]):
             plan = plan_of(*ctx.key)
             grads = batched_gradients(
                 lambda grad: reference_gradients(plan, x_td, factors, grad), grad_to
             )
         else:
-            is_engine = ctx.variant == "engine"
-            is_direct = is_engine and compiled.is_direct(x_td, [grad_to, *factors])
+            is_direct = ctx.variant == "engine" and compiled.is_direct(x_td, [grad_to, *factors])
             make = _gradients if is_direct else gradients_op
             grads = make(x_td, factors, grad_to, wanted, ctx.variant, *ctx.key)
-        grads = only_wanted(grads, wanted)
-        return *grads[:2], None, None, None, None, *grads[2:]
+        used = only_wanted(grads, wanted)
+        return *used[:2], None, None, None, None, *used[2:]
 
 
 class _MultiplyEager(_Multiply):

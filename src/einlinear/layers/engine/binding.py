@@ -275,7 +275,7 @@ class _Prepared:
         self.plan = plan
         self.numbers = (ctypes.c_int64 * len(numbers))(*numbers)
         self.program = ctypes.addressof(self.numbers)
-        self.steps = len(plan.steps)
+        self.shapes = [plan.factor_shapes[step.factor] for step in plan.steps]
 
 
 # Keyed by identity: hashing a plan takes longer than a small layer. Holding the plan keeps its id.
@@ -296,6 +296,11 @@ def _prepare(plan: Plan) -> _Prepared:
     return prepared
 
 
+def factor_shapes(plan: Plan) -> list[tuple[int, ...]]:
+    """The shapes of the factors of a plan, in the order of its steps."""
+    return (_prepared.get(id(plan)) or _prepare(plan)).shapes
+
+
 def make_arguments(plan: Plan, dtype: str, factors: Sequence[int]) -> CallArguments:
     """The arguments of a call, with program, dtype and factors filled in.
 
@@ -306,7 +311,7 @@ def make_arguments(plan: Plan, dtype: str, factors: Sequence[int]) -> CallArgume
     arguments.kept = [prepared]
     arguments.program = prepared.program
     arguments.dtype = _DTYPES[dtype]
-    set_array(arguments, "factors", factors, prepared.steps)
+    set_array(arguments, "factors", factors, len(prepared.shapes))
     return arguments
 
 

@@ -18,8 +18,9 @@ from einlinear.structures.plan import Plan
 
 IS_AVAILABLE = binding.is_available()
 
-_NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
-DTYPES = frozenset(_NAMES)
+DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+"""The dtypes that the engine takes, with its names for them."""
+
 _PLAIN = (Tensor, Parameter)
 
 # These say whether a mode, a transform or tracing intercepts torch's operators. They are not public
@@ -75,33 +76,7 @@ def is_usable(x: Tensor) -> bool:
     return IS_AVAILABLE and x.is_cpu and x.dtype in DTYPES
 
 
-class _Sizes:
-    """The shapes of a plan's factors and bias."""
-
-    def __init__(self, plan: Plan):
-        shapes = plan.factor_shapes
-        self.plan = plan
-        self.factors = [torch.Size(shapes[step.factor]) for step in plan.steps]
-        self.bias = torch.Size((plan.d_out,))
-
-
-# Keyed by identity: hashing a plan takes longer than a small layer. Holding the plan keeps its id.
-_sizes: dict[int, _Sizes] = {}
-_MOST_SIZES = 4096
-
-
-def _sizes_of(plan: Plan) -> _Sizes:
-    if len(_sizes) >= _MOST_SIZES:
-        _sizes.clear()
-    return _sizes.setdefault(id(plan), _Sizes(plan))
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """The engine's name of a dtype."""
-    return _NAMES[dtype]
-
-
-def address_of(tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> int:
+def address_of(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """The address of a tensor, after checking what the engine cannot: shape, dtype and device."""
     address = tensor.data_ptr()
     is_right = tensor.shape == shape and tensor.dtype == dtype and tensor.is_cpu
@@ -109,10 +84,15 @@ def address_of(tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> int:
         raise EinlinearError(
             what=f"the engine was given {tuple(tensor.shape)}, {tensor.dtype}, on "
             f"{tensor.device}" + (", no memory" if is_right else ""),
-            rule=f"here it takes {tuple(shape)}, {dtype}, on the CPU",
+            rule=f"here it takes {shape}, {dtype}, on the CPU",
             fix="give input, factors and bias one dtype and device, and the shapes of the plan",
         )
     return address
+
+
+def _factor_addresses(plan: Plan, factors: Sequence[Tensor], dtype: torch.dtype) -> list[int]:
+    shapes = binding.factor_shapes(plan)
+    return [address_of(f, shape, dtype) for f, shape in zip(factors, shapes, strict=True)]
 
 
 class Inference:
@@ -125,19 +105,15 @@ class Inference:
         bias: Tensor | None,
         stds: Sequence[float] | None,
     ):
-        sizes = _sizes.get(id(plan)) or _sizes_of(plan)
         self.plan, self.stds = plan, stds
         self.dtype, self.width = factors[0].dtype, torch.Size((plan.d_in,))
         # Weak references: do not keep parameters that the layer has replaced.
         self._known = [ref(tensor) for tensor in (factors if bias is None else [*factors, bias])]
-        self._shapes = [*sizes.factors, sizes.bias]
-        addresses = [
-            address_of(factor, shape, self.dtype)
-            for factor, shape in zip(factors, sizes.factors, strict=True)
-        ]
-        bias_at = 0 if bias is None else address_of(bias, sizes.bias, self.dtype)
+        self._shapes = [*binding.factor_shapes(plan), (plan.d_out,)]
+        addresses = _factor_addresses(plan, factors, self.dtype)
+        bias_at = 0 if bias is None else address_of(bias, (plan.d_out,), self.dtype)
         self._addresses = [*addresses, bias_at]
-        self._arguments = binding.make_arguments(plan, _NAMES[self.dtype], addresses)
+        self._arguments = binding.make_arguments(plan, DTYPES[self.dtype], addresses)
         self._arguments.bias = bias_at
         self._arguments.y_row = plan.d_out
         if stds:
@@ -191,38 +167,20 @@ def compiled_forward(
     factors: Sequence[Tensor],
     bias: Tensor | None,
     stds: Sequence[float] | None = None,
-) -> Tensor:
-    """W x + b for rows of input; with stds, the engine normalises the factors."""
-    return forward_with_scales(plan, x_td, factors, bias, stds)[0]
-
-
-def forward_with_scales(
-    plan: Plan,
-    x_td: Tensor,
-    factors: Sequence[Tensor],
-    bias: Tensor | None,
-    stds: Sequence[float] | None,
 ) -> tuple[Tensor, tuple[float, ...] | None]:
-    """The same, and the scale that normalisation multiplied each factor by."""
-    sizes = _sizes.get(id(plan)) or _sizes_of(plan)
+    """W x + b for rows of input; with stds, of normalised factors, and the scale of each."""
     x_td, factors, dtype = rows(x_td), contiguous(factors), x_td.dtype
     bias = bias if bias is None or bias.is_contiguous() else bias.contiguous()
     tokens = x_td.shape[0]
-    addresses = [
-        address_of(factor, shape, dtype)
-        for factor, shape in zip(factors, sizes.factors, strict=True)
-    ]
-    x_at = address_of(x_td, torch.Size((tokens, plan.d_in)), dtype)
-    bias_at = 0 if bias is None else address_of(bias, sizes.bias, dtype)
     y_te = x_td.new_empty(tokens, plan.d_out)
     scales = binding.call_forward(
         plan,
-        _NAMES[dtype],
+        DTYPES[dtype],
         tokens,
-        x_at,
+        address_of(x_td, (tokens, plan.d_in), dtype),
         x_td.stride(0),
-        addresses,
-        bias_at,
+        _factor_addresses(plan, factors, dtype),
+        0 if bias is None else address_of(bias, (plan.d_out,), dtype),
         y_te.data_ptr(),
         plan.d_out,
         stds=stds,
@@ -244,18 +202,10 @@ def compiled_backward(
     norm: the stds of the factors and the scales of the forward pass, if it normalised them.
     x_td: may be None if no gradient of a factor is wanted.
     """
-    sizes = _sizes.get(id(plan)) or _sizes_of(plan)
     grad_te, factors, dtype = rows(grad_te), contiguous(factors), grad_te.dtype
     tokens = grad_te.shape[0]
-    x_shape = torch.Size((tokens, plan.d_in))
     x_td = None if x_td is None else rows(x_td)
-    addresses = [
-        address_of(factor, shape, dtype)
-        for factor, shape in zip(factors, sizes.factors, strict=True)
-    ]
-    x_at = 0 if x_td is None else address_of(x_td, x_shape, dtype)
-    grad_at = address_of(grad_te, torch.Size((tokens, plan.d_out)), dtype)
-    shapes = [x_shape, sizes.bias, *sizes.factors]
+    shapes = [(tokens, plan.d_in), (plan.d_out,), *binding.factor_shapes(plan)]
     grads = [
         grad_te.new_empty(shape) if flag else None
         for shape, flag in zip(shapes, wanted, strict=True)
@@ -263,12 +213,12 @@ def compiled_backward(
     grad_x, grad_bias, *grad_factors = (0 if grad is None else grad.data_ptr() for grad in grads)
     binding.call_backward(
         plan,
-        _NAMES[dtype],
+        DTYPES[dtype],
         tokens,
-        x_at,
+        0 if x_td is None else address_of(x_td, (tokens, plan.d_in), dtype),
         plan.d_in if x_td is None else x_td.stride(0),
-        addresses,
-        grad_at,
+        _factor_addresses(plan, factors, dtype),
+        address_of(grad_te, (tokens, plan.d_out), dtype),
         grad_te.stride(0),
         grad_x,
         plan.d_in,

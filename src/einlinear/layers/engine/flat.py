@@ -146,40 +146,18 @@ class _Padded(Buffer):
         return plain if plain < self.row else plain // self.row * self.padded_row
 
 
-class _Numbering:
-    """The number of every buffer, assigned in the order in which they are added."""
-
-    def __init__(self, steps: int):
-        self.names = ["x", "y", "gy", "gx"]
-        self.widths: list[int] = []
-        self.steps = steps
-        self.weights: dict[str, int] = {}
-
-    def add_rows(self, buffer: Buffer) -> None:
-        if buffer.name not in self.names:
-            self.names.append(buffer.name)
-            self.widths.append(buffer.width)
-
-    def __call__(self, buffer: Buffer) -> int:
-        if buffer.tokens != "none":
-            return self.names.index(buffer.name)
-        return len(self.names) + self.weights[buffer.name]
-
-
 @lru_cache(maxsize=4096)
 def compile_program(plan: Plan, tokens: tuple[int, int] | None = None) -> FlatProgram:
     """The flat program of a plan; `tokens` overrides `tokens_at_a_time`."""
     program = make_program(plan, "outer")
     count = len(plan.steps)
-    number = _Numbering(count)
-    for product in (*program.forward[:-1], *program.input_gradients[1:]):
-        number.add_rows(product.out)
-    for pack in program.packs:
-        if pack:
-            number.add_rows(pack[0])
-    for i, step in enumerate(plan.steps):
-        number.weights |= {step.factor: i, f"transposed {step.factor}": count + i}
-        number.weights[f"g{step.factor}"] = 2 * count + i
+    outs = [product.out for product in (*program.forward[:-1], *program.input_gradients[1:])]
+    outs += [pack[0] for pack in program.packs if pack]
+    inner = {buffer.name: buffer.width for buffer in outs}
+    factors = [step.factor for step in plan.steps]
+    names = ["x", "y", "gy", "gx", *inner, *factors]
+    names += [f"transposed {factor}" for factor in factors] + [f"g{factor}" for factor in factors]
+    number = {name: i for i, name in enumerate(names)}
 
     forward = [_multiply(number, p, OpRole.FORWARD, i) for i, p in enumerate(program.forward)]
     backward = forward[:-1]
@@ -202,7 +180,7 @@ def compile_program(plan: Plan, tokens: tuple[int, int] | None = None) -> FlatPr
         )
 
     widths = [plan.d_in_padded, plan.d_out_padded, plan.d_out_padded, plan.d_in_padded]
-    rows = [_row(width) for width in (*widths, *number.widths)]
+    rows = [_row(width) for width in (*widths, *inner.values())]
     sizes = [product.right.width for product in program.forward]
     body: list[int] = []
     places = []
@@ -223,13 +201,6 @@ def compile_program(plan: Plan, tokens: tuple[int, int] | None = None) -> FlatPr
     ]
     scratch = max([_scratch(op) for op in (*forward, *backward)])
     header += [*(tokens or tokens_at_a_time(plan)), scratch, len(rows), *places]
-    factors = [step.factor for step in plan.steps]
-    names = [
-        *number.names,
-        *factors,
-        *(f"transposed {f}" for f in factors),
-        *(f"g{f}" for f in factors),
-    ]
     return FlatProgram(plan, (*header, *rows, *sizes, *transposed_sizes, *body), tuple(names))
 
 
@@ -246,7 +217,7 @@ def _row(width: int) -> int:
     return (-(-width // LINE) | 1) * LINE
 
 
-def _multiply(number: _Numbering, product: Product, role: int, step: int) -> list[int]:
+def _multiply(number: dict[str, int], product: Product, role: int, step: int) -> list[int]:
     buffers = (product.out, product.left, product.right)
     sizes: dict[str, int] = {TOKENS: TOKENS_EXTENT}
     for buffer in buffers:
@@ -276,14 +247,14 @@ def _multiply(number: _Numbering, product: Product, role: int, step: int) -> lis
         group = max(1, _GROUP_W // (n * max(k, 32)))
     k_block = _SCATTERED_K_BLOCK if s_k >= LINE and not gather else _K_BLOCK
     n_block = max(32, _W_BLOCK // min(k_block, k if k > 0 else 64) // 32 * 32)
-    places = [number(buffer) for buffer in buffers]
+    places = [number[buffer.name] for buffer in buffers]
     strides = [stride(product.m, out), s_i, s_k, stride(product.k, right)]
     blocks = [group, k_block, n_block, int(gather)]
     flat = [value for loop in loops for value in loop]
     return _operation(OpKind.MULTIPLY, role, step, *places, m, n, k, *strides, *blocks, *flat)
 
 
-def _copy(number: _Numbering, to: Buffer, source: Buffer, role: int, step: int) -> list[int]:
+def _copy(number: dict[str, int], to: Buffer, source: Buffer, role: int, step: int) -> list[int]:
     """A copy between two orders of edges; the last two dims are those along which each is dense."""
     sizes = dict(zip(to.edges, to.sizes, strict=True))
     dims: list[list[int]] = []
@@ -299,7 +270,7 @@ def _copy(number: _Numbering, to: Buffer, source: Buffer, role: int, step: int) 
     if len(dims) == 1:
         dims.insert(0, [1, 0, 0])
     flat = [value for dim in dims for value in dim]
-    return _operation(OpKind.COPY, role, step, number(to), number(source), *flat)
+    return _operation(OpKind.COPY, role, step, number[to.name], number[source.name], *flat)
 
 
 def _operation(*fields: int) -> list[int]:

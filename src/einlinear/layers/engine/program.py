@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import TypeVar
 
@@ -274,8 +275,6 @@ def _fuse(edges: list[str], buffers: tuple[Buffer, ...]) -> tuple[tuple[str, ...
 
 def _follows(first: str, second: str, buffer: Buffer) -> bool:
     """Whether the buffer has neither edge, or has the second directly inside the first."""
-    if (first in buffer.edges) != (second in buffer.edges):
-        return False
-    return first not in buffer.edges or second == "".join(
-        buffer.edges[buffer.edges.index(first) + 1 :][:1]
-    )
+    if first not in buffer.edges:
+        return second not in buffer.edges
+    return (first, second) in pairwise(buffer.edges)

@@ -141,30 +141,16 @@ def _exchange(way: Way, *tensors: Tensor) -> tuple[Tensor, ...]:
     return arrived
 
 
-class _Average(torch.autograd.Function):
-    """The identity, whose gradient is divided by a number."""
-
-    @staticmethod
-    def forward(tensor: Tensor, number: int) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.number = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return grad / ctx.number, None
-
-
 def averaged(parameter: Tensor, shard: ExpertShard) -> Tensor:
     """An expert's parameter, whose gradient is the mean over ranks like all others.
 
     The tokens of all ranks reach the expert, so its gradient is already the sum over the losses of
     all ranks. DDP and FSDP2 divide other gradients by the number of ranks.
     """
-    made: Tensor = _Average.apply(parameter, shard.num_ranks)  # type: ignore[no-untyped-call]
-    return made
+    used = parameter.view_as(parameter)
+    if used.requires_grad:
+        used.register_hook(lambda grad: grad / shard.num_ranks)  # type: ignore[no-untyped-call]
+    return used
 
 
 def visits(experts_tk: Tensor, num_ranks: int, count: int) -> tuple[Tensor, Tensor]:

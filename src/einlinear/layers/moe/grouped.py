@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from einlinear.layers.engine import binding
-from einlinear.layers.engine.compiled import address_of, name_of
+from einlinear.layers.engine.compiled import DTYPES, address_of
 from einlinear.layers.moe.assignment import Assignment
 from einlinear.layers.strided import contiguous, rows
 from einlinear.structures.plan import Plan
@@ -30,10 +30,8 @@ class _Inputs:
     ):
         dtype, num_experts, num_pairs = x_rd.dtype, assignment.num_experts, assignment.num_pairs
         self.real = torch.promote_types(dtype, torch.float32)  # dtype of weights and scales
-        self.scales_shape = Size((len(factors), num_experts)) if stds else Size((0,))
-        self.factor_shapes = [
-            Size((num_experts, *plan.factor_shapes[s.factor])) for s in plan.steps
-        ]
+        self.scales_shape = (len(factors), num_experts) if stds else (0,)
+        self.factor_shapes = [(num_experts, *shape) for shape in binding.factor_shapes(plan)]
         self.x_rd, self.factors = rows(x_rd), contiguous(factors)
         self.tokens_p = assignment.tokens_p.contiguous()
         self.ends_e = assignment.ends_e.contiguous()
@@ -42,18 +40,18 @@ class _Inputs:
             address_of(factor, shape, dtype)
             for factor, shape in zip(self.factors, self.factor_shapes, strict=True)
         ]
-        call = self.call = binding.make_arguments(plan, name_of(dtype), addresses)
+        call = self.call = binding.make_arguments(plan, DTYPES[dtype], addresses)
         if stds:
             binding.set_array(call, "stds", stds, len(addresses))
-        size = Size((assignment.num_rows(assignment.x_by_token), plan.d_in))
+        size = assignment.num_rows(assignment.x_by_token), plan.d_in
         call.x, call.x_row = address_of(self.x_rd, size, dtype), self.x_rd.stride(0)
         call.tokens, call.threads = assignment.num_tokens, torch.get_num_threads()
         call.num_experts, call.num_pairs = num_experts, num_pairs
-        call.pair_tokens = address_of(self.tokens_p, Size((num_pairs,)), torch.int64)
-        call.expert_ends = address_of(self.ends_e, Size((num_experts,)), torch.int64)
+        call.pair_tokens = address_of(self.tokens_p, (num_pairs,), torch.int64)
+        call.expert_ends = address_of(self.ends_e, (num_experts,), torch.int64)
         call.x_by_token, call.y_by_token = assignment.x_by_token, assignment.y_by_token
         if self.w_p is not None:
-            call.pair_weights = address_of(self.w_p, Size((num_pairs,)), self.real)
+            call.pair_weights = address_of(self.w_p, (num_pairs,), self.real)
 
 
 def grouped_forward(
@@ -73,7 +71,7 @@ def grouped_forward(
     scales_fe = x_rd.new_empty(inputs.scales_shape, dtype=inputs.real)
     bias = bias if bias is None else bias.contiguous()
     call = inputs.call
-    call.bias = 0 if bias is None else address_of(bias, Size((plan.d_out,)), x_rd.dtype)
+    call.bias = 0 if bias is None else address_of(bias, (plan.d_out,), x_rd.dtype)
     call.y, call.y_row = y_ro.data_ptr(), plan.d_out
     call.scales = scales_fe.data_ptr()
     binding.run_engine("experts_forward", call)
@@ -93,7 +91,7 @@ def grouped_backward(
     """The gradients of input, weights, bias and factors; None for those not wanted."""
     inputs = _Inputs(plan, x_rd, factors, assignment, stds)
     grad_ro = rows(grad_ro)
-    size = Size((assignment.num_rows(assignment.y_by_token), plan.d_out))
+    size = assignment.num_rows(assignment.y_by_token), plan.d_out
     has_bias = wanted[2] and assignment.x_by_token and assignment.y_by_token
     shapes = inputs.factor_shapes
     grads = [

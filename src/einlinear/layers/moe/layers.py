@@ -17,7 +17,7 @@ from torch.nn.functional import gelu, relu, silu
 from einlinear.errors import EinlinearError, quote
 from einlinear.layers.linear import autocast_operand, check_input, is_autocast, is_castable
 from einlinear.layers.machine import room_for
-from einlinear.layers.moe.assignment import Assignment, assign
+from einlinear.layers.moe.assignment import Assignment
 from einlinear.layers.moe.fused import can_fuse, gate_and_experts
 from einlinear.layers.moe.operators import multiply_experts
 from einlinear.layers.moe.routing import Gate, Routed
@@ -37,20 +37,10 @@ class MoELinear(Routed):
 
         y = sum over the active experts e of p_e W_e x, + bias        p: softmax of their logits
 
-    Every W_e has the same structure. The factors are parameters named A, B, C, ... with a first
-    axis of experts; `gate` is a linear layer without bias, initialised to zero. `last_routing`
-    tells where the tokens of the last forward pass went. Ref: [P24 §5].
-
-    Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        bias: whether to add a learnable bias, shared by all experts.
-        structure: of each expert: a Structure, or text like "btt(rank=2)".
-        num_experts: how many experts there are.
-        num_active: how many experts each token uses.
-        weight_norm: whether to normalise the factors, separately for each expert.
-        device: the device of the parameters.
-        dtype: the dtype of the parameters.
+    Every W_e has the same structure: a Structure, or text like "btt(rank=2)". The factors are
+    parameters named A, B, C, ... with a first axis of experts, normalised separately for each
+    expert; `gate` is a linear layer without bias, initialised to zero. Each token uses `num_active`
+    experts; `last_routing` tells where the tokens of the last forward pass went. Ref: [P24 §5].
     """
 
     def __init__(
@@ -130,29 +120,19 @@ class MoELinear(Routed):
             )  # fmt: skip
             self.remember(logits_te, experts_tk)
             return y_to.reshape(*x.shape[:-1], self.out_features)
-        experts_tk, weights_tk = self.route(x_td)
-        bias = None if self.bias is None else autocast_operand(self.bias)
-        if self.shard is None:
-            assignment, _ = assign(experts_tk, weights_tk, self.num_experts)
-            y_to = self._mix(autocast_operand(x_td), experts_tk, weights_tk, assignment, bias)
-        else:
-            y_to = self.shard.mix(
-                self.shard, autocast_operand(x_td), experts_tk, weights_tk, self._mix
-            )
-            y_to = y_to if bias is None else y_to + bias
+        y_to = self.mixed(x_td, self._mix)
+        if self.bias is not None and self.shard is not None:
+            y_to = y_to + autocast_operand(self.bias)
         return y_to.reshape(*x.shape[:-1], self.out_features)
 
     def _mix(
-        self,
-        x_td: Tensor,
-        experts_tk: Tensor,
-        weights_tk: Tensor,
-        assignment: Assignment,
-        bias: Tensor | None = None,
+        self, x_td: Tensor, experts_tk: Tensor, weights_tk: Tensor, assignment: Assignment
     ) -> Tensor:
-        """The weighted sum over the local experts of each row."""
+        """The weighted sum over the local experts of each row, with the bias if they are all."""
         factors = [autocast_operand(self.own_experts(name)) for name in self._names]
         stds = self._stds if self.weight_norm else ()
+        bias: Tensor | None = self.bias if self.shard is None else None
+        bias = None if bias is None else autocast_operand(bias)
         return multiply_experts(self.plan, x_td, factors, assignment, bias=bias, stds=stds)
 
     def extra_repr(self) -> str:
@@ -171,17 +151,8 @@ class MoEFeedForward(Routed):
         y = sum over the active experts e of p_e (D_e f(U_e x + up_bias_e) + down_bias_e)
 
     U and D are the parameters `up` (experts x d_model x d_hidden) and `down` (experts x d_hidden x
-    d_model). Gate, routing and balance are those of MoELinear, so you can compare the two.
-
-    Args:
-        d_model: width of input and output.
-        d_hidden: width of each expert's hidden layer.
-        num_experts: how many experts there are.
-        num_active: how many experts each token uses.
-        activation: "gelu", "relu" or "silu".
-        bias: whether every expert has learnable biases.
-        device: the device of the parameters.
-        dtype: the dtype of the parameters.
+    d_model). The activation f is "gelu", "relu" or "silu". Gate, routing and balance are those of
+    MoELinear, so you can compare the two.
     """
 
     def __init__(
@@ -243,24 +214,13 @@ class MoEFeedForward(Routed):
         """Apply the network to the last axis of x."""
         _check(x, self.up, self.d_model)
         x_td = x.reshape(-1, self.d_model)
-        experts_tk, weights_tk = self.route(x_td)
-        if self.shard is None:
-            assignment, _ = assign(experts_tk, weights_tk, self.num_experts)
-            y_to = self._mix(autocast_operand(x_td), experts_tk, weights_tk, assignment)
-        else:
-            y_to = self.shard.mix(
-                self.shard, autocast_operand(x_td), experts_tk, weights_tk, self._mix
-            )
-        return y_to.reshape(x.shape)
+        return self.mixed(x_td, self._mix).reshape(x.shape)
 
     def _mix(
         self, x_td: Tensor, experts_tk: Tensor, weights_tk: Tensor, assignment: Assignment
     ) -> Tensor:
         """The weighted sum over the local experts of each row."""
-        up, down = (
-            autocast_operand(self.own_experts("up")),
-            autocast_operand(self.own_experts("down")),
-        )
+        up, down = (autocast_operand(self.own_experts(name)) for name in ("up", "down"))
         hidden_ph = multiply_experts(self._up_plan, x_td, [up], assignment.to_pairs())
         if self.up_bias is not None:
             up_bias = self.own_experts("up_bias").to(hidden_ph.dtype)

@@ -48,13 +48,8 @@ def multiply_experts(
 ) -> Tensor:
     """The row of every pair times the matrix of its expert, times its weight; differentiable.
 
-    Args:
-        plan: of each expert.
-        x_rd: rows of input.
-        factors: stacked along the axis of experts, in the order of the plan's steps.
-        assignment: which rows go to which experts.
-        bias: added once to the row of each token; the output must have a row per token.
-        stds: of the factors; if given, they are normalised, which needs weights.
+    The bias is added once to the row of each token; the output must then have a row per token.
+    With stds, one per factor, the factors are normalised, which needs weights of pairs.
     """
     assert assignment.w_p is not None or not stds, "normalisation changes the weights of pairs"
     tokens_p, ends_e, w_p = assignment.tokens_p, assignment.ends_e, assignment.w_p
@@ -160,16 +155,8 @@ experts_op = torch.library.custom_op("einlinear::experts", _experts, mutates_arg
 
 
 @experts_op.register_fake
-def _(
-    x_rd: Tensor,
-    w_p: Tensor | None,
-    bias: Tensor | None,
-    tokens_p: Tensor,
-    ends_e: Tensor,
-    factors: list[Tensor],
-    *settings: Any,
-) -> tuple[Tensor, Tensor]:
-    _, _, d_out, _, _, adds, stds = settings
+def _(x_rd: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    _, _, tokens_p, ends_e, factors, _, _, d_out, _, _, adds, stds = arguments
     num_rows = tokens_p.shape[0] if isinstance(adds, int) and adds < 0 else adds
     shape = (len(factors), ends_e.shape[0]) if stds else (0,)
     return x_rd.new_empty(num_rows, d_out), no_scales(x_rd).new_empty(shape)
@@ -211,17 +198,8 @@ experts_gradients_op = torch.library.custom_op(
 
 
 @experts_gradients_op.register_fake
-def _(
-    grad_ro: Tensor,
-    x_rd: Tensor,
-    w_p: Tensor | None,
-    tokens_p: Tensor,
-    ends_e: Tensor,
-    scales_fe: Tensor,
-    factors: list[Tensor],
-    wanted: list[bool],
-    *_: Any,
-) -> list[Tensor]:
+def _(grad_ro: Tensor, x_rd: Tensor, w_p: Tensor | None, *arguments: Any) -> list[Tensor]:
+    _, _, _, factors, wanted, *_ = arguments
     weights = x_rd if w_p is None else w_p
     return fake_gradients([x_rd, weights, grad_ro.sum(0), *factors], wanted)
 
@@ -236,50 +214,31 @@ class _Experts(torch.autograd.Function):
     """The operators joined. Second derivatives go through plain operations of torch."""
 
     @staticmethod
-    def forward(
-        x_rd: Tensor,
-        w_p: Tensor | None,
-        bias: Tensor | None,
-        tokens_p: Tensor,
-        ends_e: Tensor,
-        structure: str,
-        d_in: int,
-        d_out: int,
-        how: str,
-        takes: bool,
-        adds: int,
-        stds: list[float],
-        *factors: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        multiply: Any = _experts if compiled.is_direct(x_rd, factors) else experts_op
-        made: tuple[Tensor, Tensor] = multiply(
-            x_rd, w_p, bias, tokens_p, ends_e, list(factors),
-            structure, d_in, d_out, how, takes, adds, stds,
-        )  # fmt: skip
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        tensors, settings, factors = inputs[:5], inputs[5:12], list(inputs[12:])
+        multiply: Any = _experts if compiled.is_direct(tensors[0], factors) else experts_op
+        made: tuple[Tensor, Tensor] = multiply(*tensors, factors, *settings)
         return made
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x_rd, w_p, bias, tokens_p, ends_e, *rest = inputs
-        structure, d_in, d_out, ctx.how, ctx.takes, ctx.adds, ctx.stds, *factors = rest
-        ctx.key = structure, d_in, d_out
+        ctx.settings = inputs[5:12]
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x_rd, w_p, bias, tokens_p, ends_e, output[1], *factors)
+        ctx.save_for_backward(*inputs[:5], output[1], *inputs[12:])
 
     @staticmethod
     def backward(ctx: Any, grad_ro: Tensor, _: Tensor) -> tuple[Any, ...]:
         x_rd, w_p, bias, tokens_p, ends_e, scales_fe, *factors = ctx.saved_tensors
         needs = ctx.needs_input_grad
-        wanted = [*needs[:3], *needs[-len(factors) :]]
-        settings = *ctx.key, ctx.how, ctx.takes, ctx.adds, ctx.stds
+        wanted = [*needs[:3], *needs[12:]]
         if torch.is_grad_enabled():  # the gradients are to be differentiated once more
 
             def multiply(
                 x_rd: Tensor, w_p: Tensor | None, bias: Tensor | None, *factors: Tensor
             ) -> tuple[Tensor]:
-                assignment = _assignment(x_rd, w_p, tokens_p, ends_e, ctx.takes, ctx.adds)
-                plan = plan_of(*ctx.key)
-                return (reference_experts(plan, x_rd, factors, bias, assignment, ctx.stds),)
+                *key, _, takes, adds, stds = ctx.settings
+                assignment = _assignment(x_rd, w_p, tokens_p, ends_e, takes, adds)
+                return (reference_experts(plan_of(*key), x_rd, factors, bias, assignment, stds),)
 
             inputs = [x_rd, w_p, bias, *factors]
             grads = differentiable_gradients(multiply, inputs, [grad_ro], wanted)
@@ -287,6 +246,5 @@ class _Experts(torch.autograd.Function):
             is_direct = compiled.is_direct(x_rd, [grad_ro, *factors])
             make: Any = _experts_gradients if is_direct else experts_gradients_op
             tensors = grad_ro, x_rd, w_p, tokens_p, ends_e, scales_fe
-            grads = only_wanted(make(*tensors, factors, wanted, *settings), wanted)
-        others = [None] * (len(needs) - len(grads))
-        return *grads[:3], *others, *grads[3:]
+            grads = only_wanted(make(*tensors, factors, wanted, *ctx.settings), wanted)
+        return *grads[:3], *[None] * 9, *grads[3:]

@@ -16,8 +16,9 @@ from torch.nn.functional import linear
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.engine import compiled
-from einlinear.layers.linear import is_autocast
-from einlinear.layers.moe.exchange import ExpertShard, averaged
+from einlinear.layers.linear import autocast_operand, is_autocast
+from einlinear.layers.moe.assignment import assign
+from einlinear.layers.moe.exchange import ExpertShard, Mix, averaged
 from einlinear.layers.scaling import Scaling
 from einlinear.structures.values import whole_number
 
@@ -119,6 +120,13 @@ class Routing:
         return self.logits.logsumexp(-1).square().sum() / max(1, self.logits.shape[0])
 
 
+def expert_counts(num_experts: object, num_active: object) -> tuple[int, int]:
+    """The number of experts and how many of them each token uses, checked."""
+    total = whole_number(num_experts, "num_experts", 1, fix="give at least one expert")
+    fix = f"give an int from 1 to num_experts, which is {total}"
+    return total, whole_number(num_active, "num_active", 1, total, fix=fix)
+
+
 class Routed(nn.Module):
     """A layer with a gate and experts. Its forward pass writes only `last_routing`.
 
@@ -133,16 +141,7 @@ class Routed(nn.Module):
 
     def __init__(self, num_experts: int, num_active: int) -> None:
         super().__init__()
-        self.num_experts = whole_number(
-            num_experts, "num_experts", 1, fix="give at least one expert"
-        )
-        self.num_active = whole_number(
-            num_active,
-            "num_active",
-            1,
-            self.num_experts,
-            fix=f"give an int from 1 to num_experts, which is {self.num_experts}",
-        )
+        self.num_experts, self.num_active = expert_counts(num_experts, num_active)
         self._routed: tuple[Tensor, Tensor] | None = None
         self.shard: ExpertShard | None = None
 
@@ -163,6 +162,15 @@ class Routed(nn.Module):
         self.remember(logits_te, experts_tk)
         with _without_autocast(x_td):
             return experts_tk, logits_te.gather(-1, experts_tk).softmax(-1)
+
+    def mixed(self, x_td: Tensor, mix: Mix) -> Tensor:
+        """The result of `mix` for the active experts of each token, on whichever rank they are."""
+        experts_tk, weights_tk = self.route(x_td)
+        x_td = autocast_operand(x_td)
+        if self.shard is not None:
+            return self.shard.mix(self.shard, x_td, experts_tk, weights_tk, mix)
+        assignment, _ = assign(experts_tk, weights_tk, self.num_experts)
+        return mix(x_td, experts_tk, weights_tk, assignment)
 
     def remember(self, logits_te: Tensor, experts_tk: Tensor) -> None:
         """Keep the routing for `last_routing`.

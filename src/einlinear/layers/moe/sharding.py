@@ -37,12 +37,7 @@ class LayerExperts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSharding:
-    """Which experts each rank holds; print it for a summary.
-
-    rank: of this process in the group that shares the experts.
-    num_ranks: the size of that group.
-    layers: all sharded layers.
-    """
+    """Which experts each rank of the group that shares them holds; print it for a summary."""
 
     rank: int
     num_ranks: int
@@ -84,11 +79,8 @@ def shard_experts_(
     tokens (or none). Gradients of experts are means over ranks, like those of all other parameters
     under DDP and FSDP2; without either, call `average_gradients_`. Call this before DDP, which then
     ignores the experts, before FSDP2 (pass the experts as ignored_params), and before the first
-    optimizer step. See docs/moe.md.
-
-    Args:
-        model: with the same layers on every rank.
-        group: the ranks that share the experts, or a mesh with one axis; by default all ranks.
+    optimizer step. The ranks are those of a group, or of a mesh with one axis; by default all. The
+    model must have the same layers on every rank. See docs/moe.md.
     """
     mesh = _mesh(model, group)
     plan = plan_sharding(model, int(mesh.get_local_rank()), int(mesh.size()))

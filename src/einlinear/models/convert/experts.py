@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from einlinear.layers.moe.routing import expert_counts
 from einlinear.models.convert.heads import Heads
 from einlinear.structures.structure import Structure, check_structure
 from einlinear.structures.text import parse
-from einlinear.structures.values import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +21,14 @@ class Experts:
     def __post_init__(self) -> None:
         if not isinstance(self.structure, Heads):
             check_structure(self.structure)
-        whole_number(self.num_experts, "num_experts", 1, fix="give at least one expert")
-        whole_number(
-            self.num_active,
-            "num_active",
-            1,
-            self.num_experts,
-            fix=f"give an int from 1 to num_experts, which is {self.num_experts}",
-        )
+        expert_counts(self.num_experts, self.num_active)
 
 
 def moe(structure: Structure | Heads | str, num_experts: int, num_active: int = 2) -> Experts:
     """Return a rule for convert_ that replaces a layer by an MoELinear. Ref: [P24 §5].
 
-    Args:
-        structure: the structure of each expert: a Structure, its text, or el.heads(...).
-        num_experts: number of experts.
-        num_active: number of experts that each token uses.
+    Each expert has the structure: a Structure, its text, or el.heads(...). Each token uses
+    `num_active` experts.
     """
     structure = parse(structure) if isinstance(structure, str) else structure
     return Experts(structure, num_experts, num_active)
