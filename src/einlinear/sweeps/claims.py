@@ -11,6 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from math import inf
@@ -18,7 +19,6 @@ from pathlib import Path
 from stat import S_ISREG
 from threading import Event, Thread
 from time import monotonic
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -69,12 +69,7 @@ class Claim:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
         self.release()
 
@@ -106,11 +101,9 @@ class Claim:
         """Write the owner and the progress. Write errors do not stop the heartbeat."""
         text = json.dumps(asdict(self.owner) | dict(self._state)).encode()
         padding = b" " * (self._length - len(text))  # overwrites the end of a longer text
-        try:
+        with suppress(OSError):
             os.lseek(self._handle, 0, os.SEEK_SET)
             self._length = max(self._length, os.write(self._handle, text + padding))
-        except OSError:
-            pass
         self._set_time(None)
 
     def release(self) -> None:
@@ -140,10 +133,8 @@ class Claim:
             self._handle = -1
 
     def _set_time(self, times: tuple[int, int] | None) -> None:
-        try:
+        with suppress(OSError):  # a claim that is gone or out of reach belongs to nobody
             os.utime(self._handle if os.utime in os.supports_fd else self.path, times)
-        except OSError:
-            pass  # a claim that is gone or out of reach belongs to nobody
 
 
 class Watch:
@@ -294,13 +285,8 @@ def _path(directory: Path, number: int) -> Path:
 
 def _remove_all(directory: Path, below: float = inf) -> None:
     """Remove claims where possible; those that stay do not count, or not for long."""
-    try:
-        numbers = _numbers(directory)
-    except OSError:
-        return
-    for number in numbers:
-        if number < below:
-            try:
-                _path(directory, number).unlink(missing_ok=True)
-            except OSError:
-                pass
+    with suppress(OSError):
+        for number in _numbers(directory):
+            if number < below:
+                with suppress(OSError):
+                    _path(directory, number).unlink()

@@ -89,13 +89,9 @@ class _State:
 
 
 class Driver:
-    """Runs jobs, the longest first.
+    """Runs jobs, the longest first, except those whose records are known.
 
-    Args:
-        runs: the runs and their jobs.
-        executor: where they run.
-        on_progress: called twice a second.
-        records: of runs known to be finished, by id.
+    `on_progress` is called twice a second.
     """
 
     def __init__(

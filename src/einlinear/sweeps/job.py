@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -56,14 +57,10 @@ class Outcome:
     @classmethod
     def from_dict(cls, values: object) -> Outcome | None:
         """Read an outcome from a JSON object; None if it is anything else."""
-        if not isinstance(values, Mapping) or not values.keys() <= {"id", "end", "text"}:
+        if not isinstance(values, Mapping) or not all(isinstance(v, str) for v in values.values()):
             return None
-        name, text = values.get("id"), values.get("text", "")
-        ends: tuple[End, ...] = get_args(End)
-        end = next((end for end in ends if end == values.get("end")), None)
-        if end is None or not isinstance(name, str) or not isinstance(text, str):
-            return None
-        return cls(name, end, text)
+        has_all = {"id", "end"} <= values.keys() <= {"id", "end", "text"}
+        return cls(**values) if has_all and values["end"] in get_args(End) else None
 
 
 def finished(directory: Path) -> RunRecord | None:
@@ -90,7 +87,7 @@ def last_step(directory: Path) -> int:
 def keep_failure(directory: Path, kind: str, text: str) -> None:
     """Append a failure to failures.jsonl of a run. Write errors are ignored."""
     path = directory / FAILURES
-    try:
+    with suppress(OSError):  # the outcome still reports it
         held = path.read_bytes() if path.exists() else b""
         cut_off = b"\n" if held and not held.endswith(b"\n") else b""
         count = (held + cut_off).count(b"\n")
@@ -98,5 +95,3 @@ def keep_failure(directory: Path, kind: str, text: str) -> None:
         line = {"attempt": count + 1, "time": time, "error": text, "kind": kind}
         with path.open("ab") as file:
             file.write(cut_off + json.dumps(line).encode() + b"\n")
-    except OSError:
-        pass  # the outcome still reports it

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -109,14 +109,9 @@ def place(study: Study, placing: Placing) -> Placing:
     )
 
 
-@contextmanager
-def opened(placing: Placing, out: Path) -> Iterator[Executor]:
+def opened(placing: Placing, out: Path) -> closing[Executor]:
     """Open the executor of a placing that `place` has completed; close it at the end."""
-    executor = _make(placing, out)
-    try:
-        yield executor
-    finally:
-        executor.close()
+    return closing(_make(placing, out))
 
 
 def _make(placing: Placing, out: Path) -> Executor:

@@ -171,16 +171,10 @@ def time_steps(
     threads: int | None = None,
     on_model: Callable[[], None] = lambda: None,
 ) -> list[Timing]:
-    """Time runs until the time is used up; return the known timings and the new ones.
+    """Time runs until the seconds are used up; return the known timings and the new ones.
 
-    Times the smallest run of every kind first, then the largest, then all others.
-
-    Args:
-        runs: the runs to time.
-        known: timings that are not repeated.
-        seconds: for all together.
-        threads: of torch; None chooses by the size of a run.
-        on_model: called before each timing.
+    Times the smallest run of every kind first, then the largest, then all others; `on_model` is
+    called before each. If threads are None, they are chosen by the size of a run.
     """
     timings = list(known)
     held = {(timing.kind, timing.macs) for timing in timings}

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -32,9 +32,7 @@ def load_all() -> None:
 def run_job(job: Job, *, is_alone: bool = True) -> Outcome:
     """Train the run of a job, unless it has a record or another process has it. Never raises.
 
-    Args:
-        job: the job.
-        is_alone: whether this process does nothing else, so that its output goes to the log.
+    If it is alone in this process, all output goes to the log.
     """
     directory = job.directory
     try:
@@ -79,7 +77,8 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
         except (_LostClaimError, BusyError):
             raise
         except Exception as error:
-            _add(log, _text(error))
+            with suppress(OSError), log.open("a", encoding="utf-8") as file:
+                file.write(_text(error))
             raise
 
 
@@ -129,21 +128,11 @@ def _kept(path: Path) -> Iterator[None]:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError):  # the disk is full
                 stream.flush()
-            except OSError:
-                pass  # the disk is full
         for number, copy in held:
             os.dup2(copy, number)
             os.close(copy)
-
-
-def _add(path: Path, text: str) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError:
-        pass  # the outcome still reports it
 
 
 def _text(error: BaseException) -> str:

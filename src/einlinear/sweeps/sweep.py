@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,11 +165,8 @@ def plan_sweep(
 
         runs = plan_study(request)
     else:
-        planner = LocalExecutor(1, request.threads or placing.most_threads or 1)
-        try:
+        with closing(LocalExecutor(1, request.threads or placing.most_threads or 1)) as planner:
             runs = planner.plan(request)
-        finally:
-            planner.close()
     records = all_finished(out, (run.id for run in runs))
     slots = placing.processes if executor is None else executor.slots
     steps = {run.id: last_step(out / RUNS / run.id) for run in runs if run.id not in records}

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,13 +23,7 @@ Tell = Callable[[Mapping[str, Any] | None], None]
 
 
 class Child:
-    """A running child process.
-
-    Args:
-        module: the module it runs.
-        arguments: its command-line arguments.
-        environment: variables to set, in addition to those of this process.
-    """
+    """A running child process: a module with command-line arguments and further variables."""
 
     def __init__(self, module: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
         self.has_ended = False  # it closed its output; `poll` may see its end a little later
@@ -104,10 +99,8 @@ class Child:
             self._close(file)
 
     def _close(self, file: IO[bytes]) -> None:
-        try:
+        with suppress(OSError):  # unsent data for a dead process
             file.close()
-        except OSError:
-            pass  # unsent data for a dead process
 
 
 def speak() -> Tell:

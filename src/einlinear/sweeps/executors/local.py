@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from selectors import EVENT_READ, DefaultSelector
 from time import monotonic
@@ -25,12 +26,9 @@ SILENT_SECONDS = 300.0
 
 
 class LocalExecutor:
-    """Worker processes with some threads each; on a machine with GPUs, each has its own GPU.
+    """Worker processes with some threads each, of which a job may use fewer.
 
-    Args:
-        processes: how many jobs run at once.
-        threads: of each process; a job may use fewer.
-        gpus: how many there are; process i uses GPU i modulo this.
+    On a machine with GPUs, process i uses GPU i modulo their number.
     """
 
     def __init__(self, processes: int, threads: int, gpus: int = 0) -> None:
@@ -145,10 +143,8 @@ class _Worker(Child):
 
     def ask(self, kind: str, request: Job | PlanRequest) -> None:
         """Send a request."""
-        try:
+        with suppress(OSError):  # it has just died; the end of its output shows that
             self.send({kind: asdict(request)})
-        except OSError:
-            pass  # it has just died; the end of its output shows that
 
     def plan(self, request: PlanRequest) -> Mapping[str, Any] | None:
         """Ask for a plan and wait for the answer; None if the process dies or hangs."""

@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -29,14 +30,7 @@ _STORE_BYTES = 100_000_000  # jobs and outcomes are small
 
 
 class Cluster:
-    """A Ray cluster: its free room and the jobs that this process runs on it.
-
-    Args:
-        ray: the package.
-        address: of a cluster; None starts one on this machine.
-        threads: CPUs of a job.
-        cpus: of a cluster started here; None is all of the machine.
-    """
+    """A Ray cluster: its free room and the jobs of this process. Arguments as of RayExecutor."""
 
     def __init__(self, ray: Any, address: str | None, threads: int, cpus: int | None) -> None:
         self._ray, self._threads = ray, threads
@@ -115,13 +109,11 @@ def serve(cluster: Cluster, jobs: SimpleQueue[Job | None], tell: Tell) -> None:
             if cluster.slots != slots:
                 slots = cluster.slots
                 tell({"slots": slots})
-        try:
+        with suppress(Empty):
             job = jobs.get(timeout=_POLL_SECONDS) if cluster.is_idle else jobs.get_nowait()
             if job is None:
                 return
             cluster.start(job)
-        except Empty:
-            pass
         if not cluster.is_idle:
             for outcome in cluster.ended(_POLL_SECONDS):
                 tell({"outcome": asdict(outcome)})

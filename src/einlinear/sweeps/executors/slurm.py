@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
@@ -24,13 +25,7 @@ _ENDED = set(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED GONE INTERRUPTED NODE_FAIL OUT_OF_MEMORY "
     "PREEMPTED REVOKED TIMEOUT".split()
 )
-_MORE = {
-    "begin",
-    "gpus",
-    "licenses",
-    "nice",
-    "reservation",
-}  # sbatch options
+_MORE = {"begin", "gpus", "licenses", "nice", "reservation"}  # sbatch options
 _OURS = set(  # set by the sweep, or more than a text
     "additional_parameters array_parallelism dependency job_name nodes ntasks_per_node num_gpus "
     "srun_args teardown use_srun".split()
@@ -89,18 +84,16 @@ class SlurmExecutor:
                 "command again to resume",
             ) from error
         self._jobs[submitted.job_id] = job, submitted
-        self._states.add(submitted)
 
     def ended(self, seconds: float) -> Sequence[Outcome]:
         """Return jobs that have ended, waiting up to `seconds` for the first."""
         end = monotonic() + seconds
         while True:
-            states = self._states.read()
+            states = self._states.read(self._submitted())
             _refresh(self._submitit.folder)
-            found = [(key, self._outcome(key, states[key])) for key in self._jobs]
+            found = [(key, self._outcome(key, states.get(key, ""))) for key in self._jobs]
             outcomes = [(key, outcome) for key, outcome in found if outcome is not None]
             for key, _ in outcomes:
-                self._states.remove(key)
                 self._over.pop(key, None)
                 del self._jobs[key]
             if outcomes or monotonic() >= end:
@@ -109,10 +102,14 @@ class SlurmExecutor:
 
     def close(self) -> None:
         """Cancel queued and running jobs."""
-        for _, submitted in self._jobs.values():
-            submitted.cancel(check=False)
-        self._states.close([submitted for _, submitted in self._jobs.values()])
+        submitted = self._submitted()
+        for job in submitted.values():
+            job.cancel(check=False)
+        self._states.close(submitted)
         self._jobs = {}
+
+    def _submitted(self) -> dict[str, Any]:
+        return {key: submitted for key, (_, submitted) in self._jobs.items()}
 
     def _outcome(self, key: str, state: str) -> Outcome | None:
         """The outcome of a job; None while it runs, or while its result may still appear."""
@@ -141,23 +138,17 @@ class _Queue:
         self._known: dict[str, str] = {}
         self._asked = monotonic()
 
-    def add(self, submitted: Any) -> None:
-        self._known[submitted.job_id] = ""
-
-    def remove(self, key: str) -> None:
-        del self._known[key]
-
-    def read(self) -> Mapping[str, str]:
-        """States by job, a few seconds old at most."""
-        if self._known and monotonic() - self._asked > _ASK_SECONDS:
-            self._ask()
+    def read(self, jobs: Mapping[str, Any]) -> Mapping[str, str]:
+        """States by job, a few seconds old at most; jobs that are younger have none."""
+        if jobs and monotonic() - self._asked > _ASK_SECONDS:
+            self._ask(jobs)
             self._asked = monotonic()
         return self._known
 
-    def close(self, submitted: Sequence[Any]) -> None:
+    def close(self, jobs: Mapping[str, Any]) -> None:
         """Do nothing: Slurm ends the jobs."""
 
-    def _ask(self) -> None:
+    def _ask(self, jobs: Mapping[str, Any]) -> None:
         command = ["squeue", f"--user={os.getuid()}", "--states=all", "--noheader"]
         try:
             asked = subprocess.run(
@@ -168,8 +159,7 @@ class _Queue:
         if asked.returncode:
             return  # the controller is busy: ask again later
         states = dict(line.split()[:2] for line in asked.stdout.splitlines() if " " in line)
-        for key in self._known:
-            self._known[key] = states.get(key, "GONE")
+        self._known = {key: states.get(key, "GONE") for key in jobs}
 
 
 class _Processes:
@@ -177,22 +167,13 @@ class _Processes:
 
     pause, grace = 0.05, 0.0
 
-    def __init__(self) -> None:
-        self._submitted: dict[str, Any] = {}
-
-    def add(self, submitted: Any) -> None:
-        self._submitted[submitted.job_id] = submitted
-
-    def remove(self, key: str) -> None:
-        del self._submitted[key]
-
-    def read(self) -> Mapping[str, str]:
-        states = {key: job.state for key, job in self._submitted.items()}
+    def read(self, jobs: Mapping[str, Any]) -> Mapping[str, str]:
+        states = {key: job.state for key, job in jobs.items()}
         return {key: "FAILED" if at == "FINISHED" else at for key, at in states.items()}
 
-    def close(self, submitted: Sequence[Any]) -> None:
+    def close(self, jobs: Mapping[str, Any]) -> None:
         """Wait until all have exited, which takes seconds."""
-        for job in submitted:
+        for job in jobs.values():
             job.wait()
 
 
@@ -273,10 +254,8 @@ def _said(path: Path) -> str:
 
 def _refresh(folder: Path) -> None:
     """Make a shared disk show the current files of a folder, by a change that changes nothing."""
-    try:
+    with suppress(OSError):  # the files appear some seconds later
         folder.chmod(folder.stat().st_mode)
-    except OSError:
-        pass  # the files appear some seconds later
 
 
 def _last_line(text: str) -> str:
