@@ -104,11 +104,7 @@ def explained(error: Exception, rank: int, minutes: float | None) -> EinlinearEr
     """The error to raise if torch reports that another process is silent or gone; else None.
 
     A process that is stopped, swapped out or cut off from the network looks the same from here.
-
-    Args:
-        error: raised by torch.
-        rank: of this process.
-        minutes: that processes wait for each other; None if the user started the group.
+    Processes wait for each other this many minutes; None if the user started the group.
     """
     text = str(error).lower()
     if isinstance(error, ValueError):
@@ -133,17 +129,15 @@ def explained(error: Exception, rank: int, minutes: float | None) -> EinlinearEr
 
 
 def _silent(rank: int, minutes: float | None) -> EinlinearError:
-    what = f"process {rank} had no answer from another process"
-    if minutes is None:
-        return EinlinearError(
-            what=f"{what} in time",
-            rule="the processes of a run wait for each other as long as their process group says",
-            fix=f"{_AGAIN}; if one of them needs longer, give init_process_group a longer timeout",
-        )
+    how_long, rule = "in time", "for each other as long as their process group says"
+    more = "give init_process_group a longer timeout"
+    if minutes is not None:
+        how_long, rule = f"for {minutes:g} minutes", f"{minutes:g} minutes for each other"
+        more = f"set {MINUTES}"
     return EinlinearError(
-        what=f"{what} for {minutes:g} minutes",
-        rule=f"the processes of a run wait {minutes:g} minutes for each other",
-        fix=f"{_AGAIN}; if one of them needs longer, set {MINUTES}",
+        what=f"process {rank} had no answer from another process {how_long}",
+        rule=f"the processes of a run wait {rule}",
+        fix=f"{_AGAIN}; if one of them needs longer, {more}",
     )
 
 
@@ -256,6 +250,4 @@ class DataParallel(Spread):
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         """Skip the exchange before the last part."""
-        if is_last:
-            return nullcontext()
-        return self._ddp.no_sync()
+        return nullcontext() if is_last else self._ddp.no_sync()

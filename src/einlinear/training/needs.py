@@ -84,10 +84,7 @@ def count_shape(config: RunConfig, sizes: tuple[int, int], length: int) -> Count
 def needs(config: RunConfig, processes: int = 1, *, is_moved: bool = False) -> list[Need]:
     """What a run needs in one of its processes, part by part; a lower bound.
 
-    Args:
-        config: of the run.
-        processes: of the run.
-        is_moved: whether weights are made in main memory and then moved to another device.
+    `is_moved` tells whether weights are made in main memory and then moved to another device.
     """
     length, outputs = _lengths(config)
     sizes = _sizes(config)
@@ -125,19 +122,17 @@ def step_macs(config: RunConfig) -> int:
     length, _ = _lengths(config)
     macs = count_shape(config, _sizes(config), length).macs * length
     if config.teacher_width is not None and config.teacher_depth is not None:
-        macs += (
-            max(0, config.teacher_depth - 2) * config.teacher_width**2 // 3
-        )  # it runs forward only
+        # It runs forward only.
+        macs += max(0, config.teacher_depth - 2) * config.teacher_width**2 // 3
     return macs * config.batch_size
 
 
 def check_needs(config: RunConfig, place: Place | None = None) -> None:
     """Refuse a run that needs more memory than this machine or GPU has, as far as known."""
-    processes = 1 if place is None else place.count
-    is_moved = place is not None and place.device.type == "cuda"
-    parts = needs(config, processes, is_moved=is_moved)
+    place = place or Place(0, 1, torch.device("cpu"))
+    is_moved = place.device.type == "cuda"
+    parts = needs(config, place.count, is_moved=is_moved)
     if is_moved:
-        assert place is not None, "a device is that of a place"
         have = int(torch.cuda.mem_get_info(place.device)[1])
         _check(config, [part for part in parts if part.is_moved], have, "the GPU")
         parts = [part for part in parts if not part.is_moved]

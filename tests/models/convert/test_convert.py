@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 import einlinear as el
 from einlinear.models.attention import ProjectedAttention
-from einlinear.models.convert.convert import apply_swaps_, plan_swaps
+from einlinear.models.convert.convert import apply_swaps_
 from kit.twins import assert_same_gradients, copy_into_, shake_, structured
 
 TOL = 1e-9  # float64
@@ -474,7 +474,7 @@ def test_a_failure_leaves_the_model_untouched():
 
 
 def test_swaps_of_another_model_are_refused():
-    swaps = plan_swaps(mlp(16, 16, 16), "btt()")
+    swaps = el.plan_conversion(mlp(16, 16, 16), "btt()").swaps
     with pytest.raises(el.EinlinearError, match="no linear layer '0', 16 -> 16"):
         apply_swaps_(mlp(32, 16, 16), swaps)
 
@@ -492,14 +492,12 @@ def test_planning_changes_nothing():
 
 def test_the_first_match_decides():
     model = GPT()
-    swaps = plan_swaps(
-        model,
-        {
-            "blocks.0.attn.*": None,
-            re.compile(r"blocks\.\d\.mlp\.\d"): "low_rank(rank=3)",
-            "*": el.btt(),
-        },
-    )
+    rules = {
+        "blocks.0.attn.*": None,
+        re.compile(r"blocks\.\d\.mlp\.\d"): "low_rank(rank=3)",
+        "*": el.btt(),
+    }
+    swaps = el.plan_conversion(model, rules).swaps
     assert {swap.name: swap.structure for swap in swaps} == {
         "blocks.0.mlp.0": el.low_rank(3),
         "blocks.0.mlp.2": el.low_rank(3),
@@ -525,9 +523,9 @@ def test_the_first_match_decides_in_any_order(patterns):
         return
     if set(wanted.values()) != set(patterns):
         with pytest.raises(el.EinlinearError, match="never decides"):
-            plan_swaps(model, rules)
+            el.plan_conversion(model, rules)
     else:
-        swaps = plan_swaps(model, rules)
+        swaps = el.plan_conversion(model, rules).swaps
         assert {s.name: s.structure for s in swaps} == {n: rules[p] for n, p in wanted.items()}
 
 
@@ -558,7 +556,7 @@ def test_where_filters():
     ],
 )
 def test_the_head_is_left_alone_unless_named(rules, is_converted):
-    names = names_of(plan_swaps(GPT(), rules))
+    names = names_of(el.plan_conversion(GPT(), rules).swaps)
     assert ("lm_head" in names) == is_converted
 
 

@@ -120,13 +120,6 @@ def plan_conversion(
     return Conversion(tuple(swaps), tuple(left), params, unseen, tuple(lost), source)
 
 
-def plan_swaps(
-    model: nn.Module, rules: Rules, where: LayerFilter | None = None
-) -> tuple[Swap, ...]:
-    """Return the layers that convert_ would replace, in registration order."""
-    return plan_conversion(model, rules, where=where).swaps
-
-
 def apply_swaps_(model: nn.Module, swaps: Iterable[Swap], *, weight_norm: bool = True) -> None:
     """Replace the layers; all new layers are created before the first is put in place."""
     sites = {site.names: site for site in find_sites(model)}
