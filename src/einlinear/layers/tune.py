@@ -71,13 +71,11 @@ def tune(
         key = (layer.plan, weight.dtype, weight.device)
         if key not in known:
             with torch.inference_mode(False), torch.enable_grad():
-                known[key] = {both: _fastest(layer, tokens, repeats, both) for both in _PASSES}
+                passes = (True, False)  # with a backward pass, and without
+                known[key] = {both: _fastest(layer, tokens, repeats, both) for both in passes}
         for has_backward, variant in known[key].items():
             layer.choices[situation(weight, tokens, has_backward)] = variant
     return {name: dict(layer.choices) for name, layer in layers.items()}
-
-
-_PASSES = (True, False)  # with a backward pass, and without
 
 
 def _fastest(layer: EinsumLinear, tokens: int, repeats: int, has_backward: bool) -> str:

@@ -15,6 +15,7 @@ import sysconfig
 import warnings
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -174,10 +175,8 @@ def _loaded_gomp() -> ctypes.CDLL | None:
     paths = {line.split(maxsplit=5)[-1] for line in lines}
     found = [p for p in paths if Path(p).name.startswith("libgomp") and ".so" in Path(p).name]
     for path in sorted(found, key=lambda p: ("torch" not in p, p)):  # torch's first
-        try:
+        with suppress(OSError):
             return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-        except OSError:
-            continue
     return None
 
 

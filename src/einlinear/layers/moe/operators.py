@@ -11,14 +11,13 @@ Legend: as in `assignment`; factors are stacked along a first axis of experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from einlinear.layers.cost import cheapest
+from einlinear.layers.cost import cheapest, cheapest_cached
 from einlinear.layers.engine import compiled
 from einlinear.layers.moe import grouped
 from einlinear.layers.moe.assignment import Assignment
@@ -75,10 +74,7 @@ def expert_variant(plan: Plan, x_rd: Tensor, assignment: Assignment) -> str:
     if torch.compiler.is_compiling():  # nothing may depend on the number of tokens
         return cheapest(plan, 256, variants, True)
     each = assignment.num_pairs // assignment.num_experts
-    return _cheapest(plan, 1 << each.bit_length(), variants, torch.is_grad_enabled())
-
-
-_cheapest = lru_cache(maxsize=4096)(cheapest)
+    return cheapest_cached(plan, 1 << each.bit_length(), variants, torch.is_grad_enabled())
 
 
 def experts_forward(
