@@ -54,8 +54,8 @@ class EinsumLinear(nn.Module):
         self._call: compiled.Inference | None = None
         self._names = [step.factor for step in self.plan.steps]
         self._stds = [scaling[name].init_std for name in self._names]
-        name = f"a layer of {structure} from {self.in_features} to {self.out_features}"
-        with room_for(name, self.plan.params, "give a smaller rank or width"):
+        this = f"a layer of {self.structure} from {self.in_features} to {self.out_features}"
+        with room_for(this, self.plan.params, "give a smaller rank or width"):
             for name, shape in self.plan.factor_shapes.items():
                 empty = torch.empty(shape, device=device, dtype=dtype)
                 self.register_parameter(name, nn.Parameter(empty))
