@@ -25,16 +25,10 @@ _MOST_QUEUED = 64  # Slurm jobs at once, by default
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Where runs are trained.
+    """Where runs are trained: the arguments of `sweep`, and what `place` sets.
 
-    Args:
-        executor: local processes, this process (inline), Ray, or Slurm.
-        processes: how many runs at once. None lets `place` choose, or uses all room on Ray.
-        threads: of each run. None lets local and inline runs choose by the size of a step.
-        address: of a Ray cluster; None starts one on this machine.
-        slurm: settings of Slurm jobs, for example {"partition": "cpu", "time": "120"}.
-        gpus: of this machine; set by `place`.
-        most_threads: of a local run that chooses its threads; set by `place`.
+    gpus: of this machine.
+    most_threads: of a local run that chooses its threads.
     """
 
     executor: ExecutorName = "local"

@@ -98,7 +98,7 @@ def sweep(
         processes: how many runs at once; by default chosen for the machine, or all room on Ray.
         threads: of each run; by default chosen by the size of a step and the machine.
         address: of a Ray cluster; by default one is started on this machine.
-        slurm: settings of Slurm jobs by name.
+        slurm: settings of Slurm jobs by name, for example {"partition": "cpu", "time": "120"}.
         on_plan: called before the first run.
         on_progress: called twice a second.
     """
