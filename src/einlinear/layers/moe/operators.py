@@ -207,7 +207,10 @@ def _(grad: Any, x: Any, w: Any, tokens: Sequence[int], *arguments: Any, **__: A
 
 
 class _Experts(torch.autograd.Function):
-    """The operators joined. Second derivatives go through plain operations of torch."""
+    """The operators joined. Second derivatives go through plain operations of torch.
+
+    Inputs are five tensors as of `experts_op`, then its seven settings, then the factors.
+    """
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
