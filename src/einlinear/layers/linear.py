@@ -26,10 +26,19 @@ _MOST_VARIANTS = 4096  # numbers of tokens whose variant a layer remembers
 class EinsumLinear(nn.Module):
     """A linear layer of any structure: a drop-in replacement for nn.Linear.
 
-    The structure is a Structure, or text like "btt(rank=2)". The factors are parameters named A, B,
-    C, ... with the axes of `plan.factor_edges`. With weight normalisation (the default), a factor M
-    is used as M / max(1, rms(M) / std), where std is its standard deviation at initialisation: it
-    may shrink but not grow, which keeps training stable. Ref: [P24 §4, Q24].
+    The factors are parameters named A, B, C, ... with the axes of `plan.factor_edges`. With weight
+    normalisation (the default), a factor M is used as M / max(1, rms(M) / std), where std is its
+    standard deviation at initialisation: it may shrink but not grow, which keeps training stable.
+    Ref: [P24 §4, Q24].
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether to add a learnable bias.
+        structure: a Structure, or text like "btt(rank=2)".
+        weight_norm: whether to normalise the factors.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
     """
 
     def __init__(

@@ -37,10 +37,20 @@ class MoELinear(Routed):
 
         y = sum over the active experts e of p_e W_e x, + bias        p: softmax of their logits
 
-    Every W_e has the same structure: a Structure, or text like "btt(rank=2)". The factors are
-    parameters named A, B, C, ... with a first axis of experts, normalised separately for each
-    expert; `gate` is a linear layer without bias, initialised to zero. Each token uses `num_active`
-    experts; `last_routing` tells where the tokens of the last forward pass went. Ref: [P24 §5].
+    Every W_e has the same structure. The factors are parameters named A, B, C, ... with a first
+    axis of experts; `gate` is a linear layer without bias, initialised to zero. `last_routing`
+    tells where the tokens of the last forward pass went. Ref: [P24 §5].
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether to add a learnable bias, shared by all experts.
+        structure: of each expert: a Structure, or text like "btt(rank=2)".
+        num_experts: how many experts there are.
+        num_active: how many experts each token uses.
+        weight_norm: whether to normalise the factors, separately for each expert.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
     """
 
     def __init__(
@@ -151,8 +161,17 @@ class MoEFeedForward(Routed):
         y = sum over the active experts e of p_e (D_e f(U_e x + up_bias_e) + down_bias_e)
 
     U and D are the parameters `up` (experts x d_model x d_hidden) and `down` (experts x d_hidden x
-    d_model). The activation f is "gelu", "relu" or "silu". Gate, routing and balance are those of
-    MoELinear, so you can compare the two.
+    d_model). Gate, routing and balance are those of MoELinear, so you can compare the two.
+
+    Args:
+        d_model: width of input and output.
+        d_hidden: width of each expert's hidden layer.
+        num_experts: how many experts there are.
+        num_active: how many experts each token uses.
+        activation: "gelu", "relu" or "silu".
+        bias: whether every expert has learnable biases.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
     """
 
     def __init__(

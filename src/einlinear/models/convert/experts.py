@@ -27,8 +27,10 @@ class Experts:
 def moe(structure: Structure | Heads | str, num_experts: int, num_active: int = 2) -> Experts:
     """Return a rule for convert_ that replaces a layer by an MoELinear. Ref: [P24 §5].
 
-    Each expert has the structure: a Structure, its text, or el.heads(...). Each token uses
-    `num_active` experts.
+    Args:
+        structure: the structure of each expert: a Structure, its text, or el.heads(...).
+        num_experts: number of experts.
+        num_active: number of experts that each token uses.
     """
     structure = parse(structure) if isinstance(structure, str) else structure
     return Experts(structure, num_experts, num_active)
