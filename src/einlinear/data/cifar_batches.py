@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import pickletools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,12 @@ _FIX = "unpack the archive again"
 _MOST_BYTES = 2**30  # of a file; a batch has 31 MB
 _MOST_OPCODES = 1_000_000  # a batch has 50,000
 _DEEPEST = 16  # a batch has 4
+_PLAIN = frozenset(
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
+    "BINBYTES SHORT_BINBYTES BINBYTES8".split()
+)
+"""Opcodes that push their argument."""
+_Item = tuple[Any, int]  # a value of a pickle, and how deeply it is nested
 
 
 def cifar_folder(path: Path) -> Path | None:
@@ -147,210 +153,154 @@ class _Call:
     state: Any = None
 
 
-_MANY = (list, tuple, dict, _Call)
-_ONCE = (list, dict, _Call)  # mutable values
-
-
-class _Stack:
-    """The stack and the memo of the pickle machine, with limits."""
+class _Machine:
+    """The stack and the memo of the pickle machine, with limits; values come with their depth."""
 
     def __init__(self, most_copied: int) -> None:
-        self.items: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        self.depths: dict[int, int] = {}  # of containers, by id
-        self.kept: list[Any] = []  # so that no id is reused
+        self.stack: list[_Item] = []
+        self.below: list[list[_Item]] = []  # what was on the stack at each mark
+        self.memo: dict[int, _Item] = {}
         self.left = most_copied
 
-    def push(self, item: Any, *parts: Any) -> None:
+    def push(self, value: Any, parts: Sequence[_Item] = (), depth: int = 1) -> None:
         """Push a value made of some parts."""
-        if isinstance(item, _MANY):
-            self.kept.append(item)
-            self.depths[id(item)] = 1
-            self.deepen(item, parts)
-        self.items.append(item)
-
-    def deepen(self, item: Any, parts: Iterable[Any]) -> None:
-        """Record that parts are put into a value."""
-        depth = 1 + max((self.depths.get(id(part), 0) for part in parts), default=0)
-        self.depths[id(item)] = max(depth, self.depths[id(item)])
+        depth = max(depth, *(1 + part[1] for part in parts), 0)
         if depth > _DEEPEST:
             raise ValueError(f"the pickle is nested more than {_DEEPEST} deep")
+        self.stack.append((value, depth))
 
-    def top(self, kind: type) -> Any:
-        """The value on top of the stack, which must be of this kind."""
-        if not self.items or not isinstance(self.items[-1], kind):
-            raise ValueError("the pickle adds to something that is not a list, dict or array")
-        return self.items[-1]
-
-    def pop(self, count: int = 1) -> list[Any]:
+    def pop(self, count: int = 1) -> list[_Item]:
         """Pop values pushed since the last mark."""
-        if len(self.items) - (self.marks[-1] if self.marks else 0) < count:
+        if len(self.stack) < count:
             raise ValueError("the pickle takes more than it has")
-        taken = self.items[-count:]
-        del self.items[-count:]
+        taken = self.stack[-count:]
+        del self.stack[-count:]
         return taken
 
-    def pop_to_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[_Item]:
         """Pop all values since the last mark."""
-        if not self.marks:
+        if not self.below:
             raise ValueError("the pickle takes more than it has")
-        place = self.marks.pop()
-        taken = self.items[place:]
-        del self.items[place:]
+        taken, self.stack = self.stack, self.below.pop()
         return taken
 
-    def copied(self, count: int) -> None:
-        """Count copied bytes, which must not exceed the size of the file."""
-        self.left -= count
+    def extend(self, kind: type, parts: Sequence[_Item]) -> Any:
+        """The value on top of the stack, of this kind, into which parts are put."""
+        [(value, depth)] = self.pop()
+        if not isinstance(value, kind):
+            raise ValueError("the pickle adds to something that is not a list, dict or array")
+        self.push(value, parts, depth)
+        return value
+
+    def step(self, name: str, argument: Any) -> None:
+        """Follow one opcode."""
+        match name:
+            case "PROTO" | "FRAME":
+                pass
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                self.push({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name], depth=0)
+            case "STRING" | "BINSTRING" | "SHORT_BINSTRING":
+                self.push(argument.encode("latin-1"), depth=0)  # strings of Python 2 are bytes
+            case _ if name in _PLAIN:
+                self.push(argument, depth=0)
+            case "MARK":
+                self.below.append(self.stack)
+                self.stack = []
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                [item] = self.pop()
+                self.stack.append(item)
+                self.memo[len(self.memo) if argument is None else int(argument)] = item
+            case "GET" | "BINGET" | "LONG_BINGET":
+                self.recall(int(argument))
+            case "EMPTY_TUPLE":
+                self.push(())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                items = self.pop(int(name[-1]))
+                self.push(tuple(_values(items)), items)
+            case "TUPLE":
+                items = self.pop_to_mark()
+                self.push(tuple(_values(items)), items)
+            case "EMPTY_LIST":
+                self.push([])
+            case "LIST":
+                items = self.pop_to_mark()
+                self.push(_values(items), items)
+            case "APPEND" | "APPENDS":
+                items = self.pop() if name == "APPEND" else self.pop_to_mark()
+                self.extend(list, items).extend(_values(items))
+            case "EMPTY_DICT":
+                self.push({})
+            case "DICT" | "SETITEM" | "SETITEMS":
+                items = self.pop(2) if name == "SETITEM" else self.pop_to_mark()
+                if name == "DICT":
+                    self.push({})
+                self.set_items(items)
+            case "GLOBAL":
+                module, _, name = argument.partition(" ")
+                self.push(_Name(module, name), depth=0)
+            case "STACK_GLOBAL":
+                module, name = _values(self.pop(2))
+                if not isinstance(module, str) or not isinstance(name, str):
+                    raise ValueError("the pickle has a name that is not a string")
+                self.push(_Name(module, name), depth=0)
+            case "REDUCE":
+                self.call(*self.pop(2))
+            case "BUILD":
+                items = self.pop()
+                self.extend(_Call, items).state = items[0][0]
+            case _:
+                raise ValueError(
+                    f"the pickle has the opcode {name}, which plain data does not need"
+                )
+
+    def recall(self, place: int) -> None:
+        """Push a value of the memo; mutable ones can be used only once."""
+        if place not in self.memo:
+            raise ValueError("the pickle refers to a value that it does not have")
+        item = self.memo[place]
+        if isinstance(item[0], list | dict | _Call):
+            raise ValueError("the pickle uses a list, dict or array twice; plain data does not")
+        self.stack.append(item)
+
+    def set_items(self, items: Sequence[_Item]) -> None:
+        """Put keys and values, in turns, into the dict on top of the stack."""
+        keys, values = _values(items[::2]), _values(items[1::2])
+        if len(keys) != len(values) or not all(isinstance(key, str | bytes) for key in keys):
+            raise ValueError("the pickle has a dict whose keys are not strings")
+        self.extend(dict, items).update(zip(keys, values, strict=True))
+
+    def call(self, called: _Item, given: _Item) -> None:
+        """Push a call as data, or the bytes that Python 3 writes as a call for Python 2."""
+        function, arguments = called[0], given[0]
+        if not isinstance(function, _Name) or not isinstance(arguments, tuple):
+            raise ValueError("the pickle calls something that has no name")
+        if function != _Name("_codecs", "encode"):
+            self.push(_Call(function, arguments), [given])
+            return
+        if not arguments or not isinstance(arguments[0], str):
+            raise ValueError("the pickle encodes something that is not a string")
+        self.left -= len(arguments[0])
         if self.left < 0:
             raise ValueError("the pickle grows beyond its own size")
+        self.push(arguments[0].encode("latin-1"), depth=0)
+
+
+def _values(items: Sequence[_Item]) -> list[Any]:
+    return [value for value, _ in items]
 
 
 def parse_pickle(data: bytes) -> Any:
     """Return the value of a pickle of plain data without running it; calls stay calls."""
-    stack = _Stack(len(data))
+    machine = _Machine(len(data))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in strings of old pickles
         for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            name = opcode.name
             if count == _MOST_OPCODES:
                 raise ValueError(f"the pickle has more than {_MOST_OPCODES:,} opcodes")
-            if name == "STOP":
-                return stack.pop()[0]
-            if name in _PUSHES:
-                stack.push(_PUSHES[name](argument))
-            elif name in _STEPS:
-                _STEPS[name](stack, argument)
-            elif name not in ("PROTO", "FRAME"):
-                raise ValueError(
-                    f"the pickle has the opcode {name}, which plain data does not need"
-                )
+            if opcode.name == "STOP":
+                return machine.pop()[0][0]
+            machine.step(opcode.name, argument)
     raise ValueError("the pickle does not end")
-
-
-def _same(argument: Any) -> Any:
-    return argument
-
-
-def _global(argument: str) -> _Name:
-    module, _, name = argument.partition(" ")
-    return _Name(module, name)
-
-
-_PUSHES: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(
-        "INT BININT BININT1 BININT2 LONG LONG1 LONG4 UNICODE BINUNICODE SHORT_BINUNICODE "
-        "BINBYTES SHORT_BINBYTES BINBYTES8 BINUNICODE8".split(),
-        _same,
-    ),
-    # Strings of Python 2 are bytes, decoded as latin-1.
-    **dict.fromkeys(
-        "STRING BINSTRING SHORT_BINSTRING".split(), lambda text: text.encode("latin-1")
-    ),
-    "NONE": lambda _: None,
-    "NEWTRUE": lambda _: True,
-    "NEWFALSE": lambda _: False,
-    "EMPTY_LIST": lambda _: [],
-    "EMPTY_DICT": lambda _: {},
-    "EMPTY_TUPLE": lambda _: (),
-    "GLOBAL": _global,
-}
-
-
-def _mark(stack: _Stack, _: Any) -> None:
-    stack.marks.append(len(stack.items))
-
-
-def _put(stack: _Stack, place: int) -> None:
-    if not stack.items:
-        raise ValueError("the pickle takes more than it has")
-    stack.memo[place] = stack.items[-1]
-
-
-def _get(stack: _Stack, place: int) -> None:
-    item = stack.memo.get(place, stack)
-    if item is stack:
-        raise ValueError("the pickle refers to a value that it does not have")
-    if isinstance(item, _ONCE):
-        raise ValueError("the pickle uses a list, dict or array twice; plain data does not")
-    stack.items.append(item)
-
-
-def _tuple(stack: _Stack, items: list[Any]) -> None:
-    stack.push(tuple(items), *items)
-
-
-def _list(stack: _Stack, items: list[Any]) -> None:
-    stack.push(items, *items)
-
-
-def _extend(stack: _Stack, items: list[Any]) -> None:
-    held = stack.top(list)
-    held.extend(items)
-    stack.deepen(held, items)
-
-
-def _set_items(stack: _Stack, pairs: list[Any]) -> None:
-    held = stack.top(dict)
-    keys, values = pairs[::2], pairs[1::2]
-    if len(keys) != len(values) or not all(isinstance(key, str | bytes) for key in keys):
-        raise ValueError("the pickle has a dict whose keys are not strings")
-    held.update(zip(keys, values, strict=True))
-    stack.deepen(held, values)
-
-
-def _new_dict(stack: _Stack, pairs: list[Any]) -> None:
-    stack.push({})
-    _set_items(stack, pairs)
-
-
-def _named(stack: _Stack, _: Any) -> None:
-    module, name = stack.pop(2)
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise ValueError("the pickle has a name that is not a string")
-    stack.push(_Name(module, name))
-
-
-def _call(stack: _Stack, _: Any) -> None:
-    function, arguments = stack.pop(2)
-    if not isinstance(function, _Name) or not isinstance(arguments, tuple):
-        raise ValueError("the pickle calls something that has no name")
-    if function == _Name("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
-        if not arguments or not isinstance(arguments[0], str):
-            raise ValueError("the pickle encodes something that is not a string")
-        stack.copied(len(arguments[0]))
-        stack.push(arguments[0].encode("latin-1"))
-    else:
-        stack.push(_Call(function, arguments), arguments)
-
-
-def _build(stack: _Stack, _: Any) -> None:
-    (state,) = stack.pop()
-    call = stack.top(_Call)
-    call.state = state
-    stack.deepen(call, [state])
-
-
-_STEPS: dict[str, Callable[[_Stack, Any], None]] = {
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda s, place: _put(s, int(place))),
-    "MEMOIZE": lambda s, _: _put(s, len(s.memo)),
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda s, place: _get(s, int(place))),
-    "MARK": _mark,
-    "TUPLE": lambda s, _: _tuple(s, s.pop_to_mark()),
-    "TUPLE1": lambda s, _: _tuple(s, s.pop(1)),
-    "TUPLE2": lambda s, _: _tuple(s, s.pop(2)),
-    "TUPLE3": lambda s, _: _tuple(s, s.pop(3)),
-    "LIST": lambda s, _: _list(s, s.pop_to_mark()),
-    "APPEND": lambda s, _: _extend(s, s.pop()),
-    "APPENDS": lambda s, _: _extend(s, s.pop_to_mark()),
-    "DICT": lambda s, _: _new_dict(s, s.pop_to_mark()),
-    "SETITEM": lambda s, _: _set_items(s, s.pop(2)),
-    "SETITEMS": lambda s, _: _set_items(s, s.pop_to_mark()),
-    "STACK_GLOBAL": _named,
-    "REDUCE": _call,
-    "BUILD": _build,
-}
 
 
 def _text(key: Any) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import isfinite, isnan, log, nan
+from math import isfinite, log, nan
 from numbers import Real
 from typing import Literal, get_args
 
 import numpy as np
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.laws.law import BELOW, Laws, Sharing
-from einlinear.laws.observations import Floats, Observations, as_observations, numbered
+from einlinear.laws.law import BELOW, Laws
+from einlinear.laws.observations import Observations, as_observations, numbered
 from einlinear.laws.resample import (
     Problem,
     check_compute,
@@ -161,40 +161,38 @@ class Fit:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Laws not to trust, and why."""
-        found = []
-        for law in self.laws:
-            if law.at_bound:
-                found.append(
-                    f"{law.structure}: linf is at its bound ({law.at_bound}), so it is not measured"
-                )
-            if law.is_systematic:
-                first, middle, last = (f"{percent_of_loss(value):+.1f} %" for value in law.thirds)
-                found.append(
-                    f"{law.structure}: the points are off the law by {first}, {middle}, {last} in "
-                    "the first, middle and last third, more than noise explains"
-                )
-            if is_undercut(law):
-                found.append(
-                    f"{law.structure}: some losses are below the law, by up to "
-                    f"{-percent_of_loss(-law.undercut):.2g} %"
-                )
-            if is_overshot(law):
-                found.append(
-                    f"{law.structure}: beyond its points, losses stay above the law by up to "
-                    f"{percent_of_loss(law.overshoot):.2g} %"
-                )
-            if law.stray:
-                found.append(
-                    f"{law.structure}: run {law.stray} is far below the law and all other runs; "
-                    "the bounds of linf ignore it"
-                )
-        return tuple(found)
+        return tuple(f"{law.structure}: {text}" for law in self.laws for text in _warnings(law))
+
+
+def _warnings(law: PowerLaw) -> Iterator[str]:
+    if law.at_bound:
+        yield f"linf is at its bound ({law.at_bound}), so it is not measured"
+    if law.is_systematic:
+        yield (
+            f"the points are off the law by {percent_thirds(law)} in the first, middle and last "
+            "third, more than noise explains"
+        )
+    if is_undercut(law):
+        most = -percent_of_loss(-law.undercut)
+        yield f"some losses are below the law, by up to {most:.2g} %"
+    if is_overshot(law):
+        most = percent_of_loss(law.overshoot)
+        yield f"beyond its points, losses stay above the law by up to {most:.2g} %"
+    if law.stray:
+        yield (
+            f"run {law.stray} is far below the law and all other runs; the bounds of linf ignore it"
+        )
 
 
 def percent_of_loss(log_ratio: float) -> float:
     """A difference of log losses as a percentage of the loss."""
     with np.errstate(over="ignore"):
         return float(100 * np.expm1(log_ratio))
+
+
+def percent_thirds(law: PowerLaw) -> str:
+    """The mean residuals in the three thirds of the points of a law."""
+    return ", ".join(f"{percent_of_loss(value):+.1f} %" for value in law.thirds)
 
 
 def is_undercut(law: PowerLaw) -> bool:
@@ -281,21 +279,17 @@ def pose(
     _check_tolerance(tolerance)
     one_of(method, "method", get_args(Method))
     one_of(points, "points", get_args(FitPoints))
-    if isinstance(linf, str):
-        _check_linf_type(linf)
-        if method == "paper":
-            raise EinlinearError(
-                what=f'method is "paper", linf {quote(linf)}',
-                rule="the paper's recipe subtracts a given linf",
-                fix="give a number, such as linf=0.0, and look at linf_table",
-            )
-        sharing: Sharing = "shared" if linf == "shared" else "fitted"
-        value = 0.0
-    else:
-        _check_linf_type(linf)
-        sharing, value = "given", float(linf)
+    _check_linf_type(linf)
     selection: Selection = "hull" if method == "paper" else points
-    return make_problem(data, selection, sharing, value, tolerance)
+    if not isinstance(linf, str):
+        return make_problem(data, selection, "given", float(linf), tolerance)
+    if method == "paper":
+        raise EinlinearError(
+            what=f'method is "paper", linf {quote(linf)}',
+            rule="the paper's recipe subtracts a given linf",
+            fix="give a number, such as linf=0.0, and look at linf_table",
+        )
+    return make_problem(data, selection, linf)
 
 
 def _make_laws(
@@ -304,18 +298,19 @@ def _make_laws(
     points, log_b = problem.points, found.scale + found.a * problem.centre
     residuals = points.y - found.log_loss(points.x)
     none = [Laws(*[np.full(log_b.shape, nan)] * 3)]
-    columns = zip(*(part.columns for part in parts or none), strict=True)
+    columns = zip(*(parts or none), strict=True)
     linf, scale, a = map(np.concatenate, columns)
     with np.errstate(over="ignore"):
         b, of_all = np.exp(scale + a * problem.centre), np.exp(log_b)
-    ends = [interval(samples, level) for samples in (linf, b, a)]
+    ends = np.array([interval(samples, level) for samples in (linf, b, a)])
+    ends[0] = np.minimum(ends[0], BELOW * problem.lowest)
     laws = []
     for s, structure in enumerate(problem.structures):
         index = problem.index[s]
         count = len(index)
         y, residual = points.y[0, s, :count], residuals[0, s, :count]
-        of_linf, of_b, of_a = [(float(low[s]), float(high[s])) for low, high in ends]
-        of_linf = _clipped(of_linf, BELOW * float(problem.lowest[s]))
+        of_linf, of_b, of_a = map(tuple, ends[:, :, s].tolist())
+        variance = float(((y - y.mean()) ** 2).sum())
         near = beside(problem, found, data, s)
         least, most = data.compute[index[[0, -1]]].tolist()
         laws.append(
@@ -327,7 +322,7 @@ def _make_laws(
                 of_linf,
                 of_b,
                 of_a,
-                r2=_explained(y, residual),
+                r2=1 - float((residual**2).sum()) / variance if variance else nan,
                 rms=float(np.sqrt(np.mean(residual**2))),
                 num_points=count,
                 num_runs=problem.runs[s].count,
@@ -345,26 +340,15 @@ def _make_laws(
     return tuple(laws)
 
 
-def _clipped(ends: Interval, highest: float) -> Interval:
-    """An interval that ends at a bound; nan stays nan."""
-    low, high = (end if isnan(end) else min(end, highest) for end in ends)
-    return low, high
-
-
 def _bound(problem: Problem, linf: float, structure: int) -> Bound:
     """The bound that a fitted linf has hit."""
-    highest = float(problem.points.highest[0, structure])
-    highest = min(highest, BELOW * float(problem.lowest[structure]))
+    bounds = problem.points.highest[0, structure], BELOW * problem.lowest[structure]
+    highest = float(min(bounds))
     if problem.sharing == "given":
         return ""
     if linf <= _NEAR * highest:
         return "zero"
     return "lowest loss" if linf >= (1 - _NEAR) * highest else ""
-
-
-def _explained(y: Floats, residual: Floats) -> float:
-    total = float(((y - y.mean()) ** 2).sum())
-    return 1 - float((residual**2).sum()) / total if total else nan
 
 
 def check_draws(level: float, resamples: int, seed: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,7 @@ CLOSER = 0.5  # the second start wins if it lowers the bend to this share
 TINY = 1e-300  # the smallest loss above linf
 
 
-@dataclass(frozen=True, eq=False)
-class SampleBatch:
+class SampleBatch(NamedTuple):
     """Points as arrays of samples x structures x points, padded with weight 0.
 
     Not another table: the layout lets one numpy call fit all samples of all structures.
@@ -34,7 +32,7 @@ class SampleBatch:
     x: the logarithm of compute minus the `centre` of the structure.
     y: the logarithm of the loss.
     weight: how often the point's run was drawn.
-    highest: the upper bound of linf, samples x structures; see `highest_linf`.
+    highest: the upper bound of linf, samples x structures.
     """
 
     x: Floats
@@ -42,28 +40,13 @@ class SampleBatch:
     weight: Floats
     highest: Floats
 
-    def rows(self, index: NDArray[np.int64]) -> SampleBatch:
-        """The samples at these positions."""
-        columns = (self.x, self.y, self.weight, self.highest)
-        return SampleBatch(*(column[index] for column in columns))
 
-
-@dataclass(frozen=True, eq=False)
-class Laws:
+class Laws(NamedTuple):
     """Laws of samples x structures: L = linf + exp(scale - a x)."""
 
     linf: Floats
     scale: Floats
     a: Floats
-
-    def rows(self, index: NDArray[np.int64]) -> Laws:
-        """The samples at these positions."""
-        return Laws(*(column[index] for column in self.columns))
-
-    @property
-    def columns(self) -> tuple[Floats, Floats, Floats]:
-        """linf, scale and a."""
-        return self.linf, self.scale, self.a
 
     def power(self, x: Floats) -> Floats:
         """How far the loss is above linf at x: samples x structures x points."""
@@ -81,6 +64,14 @@ class Laws:
         reached = np.log(np.where(above > 0, above, np.nan))
         x = (self.scale[..., None] - reached) / np.where(self.a > 0, self.a, np.nan)[..., None]
         return np.asarray(np.where(above > 0, x, np.where(self.a > 0, np.inf, np.nan)[..., None]))
+
+
+_Samples = TypeVar("_Samples", SampleBatch, Laws)
+
+
+def take_samples(samples: _Samples, index: NDArray[np.int64]) -> _Samples:
+    """The samples at these positions."""
+    return type(samples)(*(column[index] for column in samples))
 
 
 def least_squares(points: SampleBatch, linf: Floats) -> Laws:
@@ -104,22 +95,10 @@ def _cost(points: SampleBatch, residual: Floats, bend: Floats) -> Floats:
     return np.asarray(np.einsum("bsm,bsm,bsm->bs", points.weight, small, size - 0.5 * small))
 
 
-def highest_linf(lowest: Floats, sharing: Sharing) -> Floats:
-    """The upper bound of linf, just below each structure's lowest loss; one bound if shared."""
-    bound = np.asarray(BELOW * lowest)
-    return np.full_like(bound, bound.min()) if sharing == "shared" else bound
-
-
 def _step(
-    points: SampleBatch,
-    laws: Laws,
-    at: At,
-    bend: Floats,
-    damping: Floats,
-    highest: Floats,
-    sharing: Sharing,
+    points: SampleBatch, laws: Laws, at: At, bend: Floats, damping: Floats, sharing: Sharing
 ) -> Laws:
-    """The next laws: a damped Gauss-Newton step that keeps linf between 0 and `highest`.
+    """The next laws: a damped Gauss-Newton step that keeps linf between 0 and its bound.
 
     With u = linf and v = (scale, a) of each structure the normal equations form an arrow matrix:
     2 x 2 inverses eliminate v and leave one number per linf. Beyond the bend the cost is almost
@@ -150,7 +129,7 @@ def _step(
         inverse_s, inverse_a = (aa * us - sa * ua) / det, (ss * ua - sa * us) / det
         slope = _pool(gu - inverse_s * gs - inverse_a * ga, sharing)
         bend_u = _pool(dot(wu, by_u) * more - inverse_s * us - inverse_a * ua, sharing)
-        du = np.clip(slope / bend_u, -laws.linf, highest - laws.linf)
+        du = np.clip(slope / bend_u, -laws.linf, points.highest - laws.linf)
     gs, ga = gs - us * du, ga - ua * du
     scale = laws.scale + (aa * gs - sa * ga) / det
     return Laws(laws.linf + du, scale, laws.a + (ss * ga - sa * gs) / det)
@@ -173,28 +152,27 @@ def robust_fit(points: SampleBatch, start: Laws, bend: Floats, sharing: Sharing)
     shape = start.linf.shape  # structures that share nothing are fitted as separate samples
     x, y, weight = (v.reshape(-1, 1, v.shape[-1]) for v in (points.x, points.y, points.weight))
     alone = SampleBatch(x, y, weight, points.highest.reshape(-1, 1))
-    begin = Laws(*(v.reshape(-1, 1) for v in start.columns))
+    begin = Laws(*(v.reshape(-1, 1) for v in start))
     laws = _descend(alone, begin, bend.reshape(-1, 1), sharing)
-    return Laws(*(v.reshape(shape) for v in laws.columns))
+    return Laws(*(v.reshape(shape) for v in laws))
 
 
 def _descend(points: SampleBatch, start: Laws, bend: Floats, sharing: Sharing) -> Laws:
     """The steps of `robust_fit`; samples that have converged drop out."""
-    found = Laws(*(column.copy() for column in start.columns))
+    found = Laws(*(column.copy() for column in start))
     live = np.arange(len(found.linf))
     with np.errstate(all="ignore"):
         laws, at = found, _look(points, found)
-        highest = points.highest
         cost = _cost(points, at[1], bend).sum(-1)
         damping = np.full((len(cost), 1), 1e-3)
         for _ in range(MAX_STEPS):
-            new = _step(points, laws, at, bend, damping, highest, sharing)
+            new = _step(points, laws, at, bend, damping, sharing)
             there = _look(points, new)
             new_cost = _cost(points, there[1], bend).sum(-1)
             better = new_cost < cost
             is_done = (better & (cost - new_cost <= SETTLED * cost)) | (damping[:, 0] > 1e8)
             laws, at = _merge(better, (laws, at), (new, there))
-            for mine, theirs in zip(found.columns, laws.columns, strict=True):
+            for mine, theirs in zip(found, laws, strict=True):
                 mine[live] = theirs
             cost = np.where(better, new_cost, cost)
             damping *= np.where(better, 1 / 8, 5)[:, None]
@@ -203,8 +181,8 @@ def _descend(points: SampleBatch, start: Laws, bend: Floats, sharing: Sharing) -
                 break
             if len(moving) < len(live):
                 live, cost, damping = live[moving], cost[moving], damping[moving]
-                bend, highest = bend[moving], highest[moving]
-                points, laws, at = points.rows(moving), laws.rows(moving), _rows(at, moving)
+                bend, at = bend[moving], (at[0][moving], at[1][moving])
+                points, laws = take_samples(points, moving), take_samples(laws, moving)
     return found
 
 
@@ -214,16 +192,12 @@ def _look(points: SampleBatch, laws: Laws) -> At:
     return power, points.y - np.log(laws.linf[..., None] + power)
 
 
-def _rows(at: At, index: NDArray[np.int64]) -> At:
-    return at[0][index], at[1][index]
-
-
 def _merge(better: Bools, old: tuple[Laws, At], new: tuple[Laws, At]) -> tuple[Laws, At]:
     """Take the new laws where they are better."""
     if better.all():
         return new
     (laws, at), (new_laws, new_at) = old, new
-    pairs = zip(new_laws.columns, laws.columns, strict=True)
+    pairs = zip(new_laws, laws, strict=True)
     columns = (np.where(better[:, None], theirs, mine) for theirs, mine in pairs)
     for mine, theirs in zip(at, new_at, strict=True):
         mine[better] = theirs[better]
@@ -240,11 +214,10 @@ def first_fit(points: SampleBatch, linf: float, sharing: Sharing) -> tuple[Laws,
     has = points.weight > 0
     lowest = np.exp(np.where(has, points.y, np.inf).min(-1))
     lowest = np.broadcast_to(lowest.min() if sharing == "shared" else lowest, lowest.shape)
-    starts = SHARES[:, None] * lowest
-    starts = np.minimum(starts, points.highest)
+    starts = np.minimum(SHARES[:, None] * lowest, points.highest)
     if sharing == "given":
         starts = np.full_like(lowest, linf)
-    many = points.rows(np.zeros(len(starts), dtype=np.int64))
+    many = take_samples(points, np.zeros(len(starts), dtype=np.int64))
     laws = least_squares(many, starts)
     none = np.full(lowest.shape, np.inf)
     cost = _cost(many, many.y - laws.log_loss(many.x), none)
@@ -257,7 +230,7 @@ def first_fit(points: SampleBatch, linf: float, sharing: Sharing) -> tuple[Laws,
     is_closer = other[1] < CLOSER * found[1]
     if sharing == "shared":
         is_closer = np.full_like(is_closer, np.log(other[1] / found[1]).mean() < np.log(CLOSER))
-    pairs = zip((*other[0].columns, other[1]), (*found[0].columns, found[1]), strict=True)
+    pairs = zip((*other[0], other[1]), (*found[0], found[1]), strict=True)
     *columns, bend = (np.where(is_closer, theirs, ours) for theirs, ours in pairs)
     return Laws(*columns), bend
 
@@ -267,7 +240,7 @@ def _best(laws: Laws, cost: Floats, sharing: Sharing) -> Laws:
     cost = cost.sum(-1, keepdims=True) if sharing == "shared" else cost
     best = np.broadcast_to(np.nanargmin(cost, 0), laws.linf.shape[1:])
     column = np.arange(laws.linf.shape[1])
-    return Laws(*(v[best, column][None] for v in laws.columns))
+    return Laws(*(v[best, column][None] for v in laws))
 
 
 def _settle(points: SampleBatch, laws: Laws, bend: Floats, sharing: Sharing) -> tuple[Laws, Floats]:

@@ -20,7 +20,7 @@ from einlinear.laws.fit import (
     pose,
 )
 from einlinear.laws.law import Laws, SampleBatch
-from einlinear.laws.observations import Bools, Floats, Observations, as_observations
+from einlinear.laws.observations import Bools, Floats, as_observations
 from einlinear.laws.resample import Problem, interval, solve, solve_samples
 
 Draws = tuple[int, int]  # the number of samples, and their random seed
@@ -199,7 +199,7 @@ def _over_points(
     The ratio is infinite at a loss that the reference's law never reaches.
     """
     loss = np.exp(points.y)
-    reference = Laws(*(v[:, here, None] for v in laws.columns))
+    reference = Laws(*(v[:, here, None] for v in laws))
     needed = reference.log_compute(loss) + problem.centre[here]
     weight = points.weight * ((loss >= bounds[:, :1]) & (loss <= bounds[:, 1:]))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -251,17 +251,14 @@ def linf_table(
             rule="values is a list of linf to compare",
             fix="give a list of numbers, such as [0.0, 0.5, 1.0]",
         )
-    rows = (_rows_at(data, value, reference, points) for value in values)
-    return tuple(row for some in rows for row in some)
-
-
-def _rows_at(data: Observations, linf: float, reference: str, points: FitPoints) -> list[LinfRow]:
-    fit = fit_power_law(data, linf=linf, points=points, resamples=0)
-    means = {reference: 1.0}
-    if len(fit.laws) > 1:
-        found = compute_multiplier(data, reference, linf=linf, points=points, resamples=0)
-        means |= {name: multiplier.mean for name, multiplier in found.items()}
-    return [
-        LinfRow(linf, law.structure, law.a, law.b, law.r2, law.rms, means.get(law.structure, nan))
-        for law in fit.laws
-    ]
+    rows = []
+    for linf in values:
+        laws = fit_power_law(data, linf=linf, points=points, resamples=0).laws
+        means = {reference: 1.0}
+        if len(laws) > 1:
+            found = compute_multiplier(data, reference, linf=linf, points=points, resamples=0)
+            means |= {name: multiplier.mean for name, multiplier in found.items()}
+        for law in laws:
+            mean = means.get(law.structure, nan)
+            rows.append(LinfRow(linf, law.structure, law.a, law.b, law.r2, law.rms, mean))
+    return tuple(rows)

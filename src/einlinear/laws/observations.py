@@ -23,6 +23,7 @@ Objects = NDArray[np.object_]
 Compute = Literal["flops", "linear_flops", "seconds", "params", "units", "macs", "linear_macs"]
 """FLOPs count training: 6 per multiply-add of the forward pass, which is what `macs` counts."""
 _MOST = 50_000_000
+_COLUMNS = ("run", "compute", "loss", "structure", "seed", "group", "size")
 
 
 class StructureLabel(NamedTuple):
@@ -128,17 +129,9 @@ class Observations:
 
     def take(self, index: NDArray[Any]) -> Observations:
         """The points at these positions, or where a mask is true."""
-        return Observations(
-            self.run[index],
-            self.compute[index],
-            self.loss[index],
-            self.structure[index],
-            self.seed[index],
-            self.group[index],
-            self.size[index],
-            {name: column[index] for name, column in self.more.items()},
-            self.left_out,
-        )
+        own = {name: getattr(self, name)[index] for name in _COLUMNS}
+        more = {name: column[index] for name, column in self.more.items()}
+        return replace(self, **own, more=more)
 
     def of(self, structure: str) -> Observations:
         """The points of one structure."""
@@ -162,19 +155,20 @@ class Observations:
         records = list(records)
         _check_records(records)
         spelling: dict[str, str] = {}
-        rows = [
-            (record.id, spent_at(point, compute, record.counts), point.loss, *labels)
-            for record in records
-            for labels in [_labels(record, spelling)]
-            for point in record.curve
-            if is_warm(record.config, point.step)
-        ]
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(10)]
-        names = ("run", "compute", "loss", "structure", "seed", "group", "size")
-        more = ("width", "base_structure", "variant")
-        found = dict(zip((*names, *more), map(object_column, columns), strict=True))
-        own: Any = {name: found.pop(name) for name in names}
-        return cls(**own, more=found)
+        rows: list[tuple[Any, ...]] = []
+        for record in records:
+            config, size = record.config, record.counts.params
+            label, group = structure_label(config, spelling), group_of(config)
+            labels = (str(label), config.seed, group, size, config.width, *label)
+            rows += [
+                (record.id, spent_at(point, compute, record.counts), point.loss, *labels)
+                for point in record.curve
+                if is_warm(config, point.step)
+            ]
+        names = (*_COLUMNS, "width", "base_structure", "variant")
+        more = {name: object_column([row[k] for row in rows]) for k, name in enumerate(names)}
+        own: Any = {name: more.pop(name) for name in _COLUMNS}
+        return cls(**own, more=more)
 
 
 def as_observations(data: Observations | Iterable[RunRecord]) -> Observations:
@@ -342,15 +336,6 @@ def spent_at(point: Point, compute: Compute, counts: Counts | None) -> float:
         return float(counts.params)
     macs = point.units * counts.linear_macs
     return float(macs if compute == "linear_macs" else FLOPS_PER_MAC * macs)
-
-
-def _labels(
-    record: RunRecord, spelling: dict[str, str]
-) -> tuple[str, int, str, int, int, str, str]:
-    """Structure, seed, group, size, width, base structure and variant of a run."""
-    config, label = record.config, structure_label(record.config, spelling)
-    group = group_of(config)
-    return str(label), config.seed, group, record.counts.params, config.width, *label
 
 
 def group_of(config: RunConfig) -> str:

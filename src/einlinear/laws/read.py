@@ -11,12 +11,7 @@ from typing import Any
 
 from einlinear.errors import EinlinearError, quote, reason, shorten
 from einlinear.files.whole import as_path, parse_object
-from einlinear.laws.observations import (
-    Objects,
-    Observations,
-    check_points,
-    object_column,
-)
+from einlinear.laws.observations import Objects, Observations, check_points, object_column
 
 REQUIRED = ("run", "compute", "loss")
 OPTIONAL = ("structure", "seed", "group", "size")
@@ -143,11 +138,17 @@ def _csv_columns(path: Path, file: Any) -> tuple[list[int], Columns]:
     if not rows:
         return [], {}
     _check_header(path, names)
-    wrong = next((k for k, row in enumerate(rows) if len(row) != len(names)), None)
-    if wrong is not None:
-        raise _wrong_length(path, lines[wrong], rows[wrong], names)
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    columns = {name: _plain(column) for name, column in columns.items()}
+    for line, row in zip(lines, rows, strict=True):
+        if len(row) < len(names):
+            raise _no_value(path, line, names[len(row)], names[: len(row)])
+        if len(row) > len(names):
+            raise EinlinearError(
+                what=f"{path}, line {line}: there are more values than columns",
+                rule="every row has as many values as the header has names",
+                fix="check quotes, and that the separator is the comma, semicolon or tab of the "
+                "header",
+            )
+    columns = dict(zip(names, map(_plain, zip(*rows, strict=True)), strict=True))
     columns.pop("", None)  # the index of a data frame, or a separator at the end of lines
     return lines, columns
 
@@ -175,31 +176,15 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def _wrong_length(
-    path: Path, line: int, row: Sequence[str], names: Sequence[str]
-) -> EinlinearError:
-    if len(row) < len(names):
-        return _no_value(path, line, names[len(row)], names[: len(row)])
-    return EinlinearError(
-        what=f"{path}, line {line}: there are more values than columns",
-        rule="every row has as many values as the header has names",
-        fix="check quotes, and that the separator is the comma, semicolon or tab of the header",
-    )
-
-
 def _no_value(path: Path, line: int, name: str, names: Sequence[str]) -> EinlinearError:
+    rule = f"every row has {', '.join(REQUIRED)}, and in CSV the columns of the header"
+    fix = f"add {quote(name)}; the row has {shorten(', '.join(names[:_SHOWN])) or 'nothing'}"
     other = next((given for given in _COUNTS if given in names), None)
     if name == "compute" and other is not None:
-        return EinlinearError(
-            what=f"{path}, line {line}: there is no {quote(name)}",
-            rule=f"every row has {', '.join(REQUIRED)}; structures are compared by compute",
-            fix=f"rename {quote(other)} to {quote(name)}",
-        )
-    return EinlinearError(
-        what=f"{path}, line {line}: there is no {quote(name)}",
-        rule=f"every row has {', '.join(REQUIRED)}, and in CSV the columns of the header",
-        fix=f"add {quote(name)}; the row has {shorten(', '.join(names[:_SHOWN])) or 'nothing'}",
-    )
+        rule = f"every row has {', '.join(REQUIRED)}; structures are compared by compute"
+        fix = f"rename {quote(other)} to {quote(name)}"
+    what = f"{path}, line {line}: there is no {quote(name)}"
+    return EinlinearError(what=what, rule=rule, fix=fix)
 
 
 def _json_columns(path: Path, file: Any) -> tuple[list[int], Columns]:

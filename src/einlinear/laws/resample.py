@@ -14,9 +14,9 @@ from einlinear.laws.law import (
     SampleBatch,
     Sharing,
     first_fit,
-    highest_linf,
     least_squares,
     robust_fit,
+    take_samples,
 )
 from einlinear.laws.observations import Bools, Floats, Ints, Observations, numbered
 from einlinear.laws.selection import (
@@ -26,6 +26,7 @@ from einlinear.laws.selection import (
     lowest_median,
     make_views,
 )
+from einlinear.show.numbers import counted
 
 FEW_GROUPS = 6  # with fewer, every sample resamples seeds, see `draw`
 _LARGEST = 100 * float(np.log(10)) + 1e-9  # logarithm of the largest number a law is fitted to
@@ -98,7 +99,7 @@ def make_problem(
     chosen = tuple(choose_points(view, selection, linf, tolerance) for view in views)
     shape = (1, len(chosen), max(1, *(len(view.x) for view in chosen)))
     most = np.exp([view.y.max() for view in views])  # scattered points may be below linf
-    highest = (np.full_like(most, most.min()) if sharing == "shared" else most)[None]
+    highest = _joined(most, sharing)[None]
     points = SampleBatch(np.zeros(shape), np.zeros(shape), np.zeros(shape), highest)
     centre = np.array([view.x.mean() if len(view.x) else 0.0 for view in chosen])
     for s, view in enumerate(chosen):
@@ -137,32 +138,28 @@ def _bounded(
     inner = [lowest_median(view) for view in chosen]
     free = _with_bound(problem, np.array(inner))
     laws = first_fit(free.points, free.linf, free.sharing)[0]
-    strays = [
-        find_stray(
-            view, some, Laws(*(np.asarray(v[0, s]) for v in laws.columns)), problem.centre[s]
-        )
-        for s, (view, some) in enumerate(zip(views, chosen, strict=True))
-    ]
-    kept = [
-        view if stray is None else view.take(view.run != view.run[stray])
-        for view, stray in zip(views, strays, strict=True)
-    ]
-    lowest = np.exp([float(view.y.min()) for view in kept])
-    if problem.sharing == "shared":
-        lowest = np.full_like(lowest, lowest.min())
+    kept, places = [], []
+    for s, (view, some) in enumerate(zip(views, chosen, strict=True)):
+        law = Laws(*(np.asarray(v[0, s]) for v in laws))
+        stray = find_stray(view, some, law, problem.centre[s])
+        kept.append(view if stray is None else view.take(view.run != view.run[stray]))
+        places.append(None if stray is None else int(view.index[stray]))
+    lowest = _joined(np.exp([float(view.y.min()) for view in kept]), problem.sharing)
     medians = np.array([lowest_median(*pair) for pair in zip(kept, inner, strict=True)])
     is_beyond = laws.linf[0] > BELOW * lowest
     found = _with_bound(problem, np.where(is_beyond, lowest, medians))
-    places = [
-        None if stray is None else int(view.index[stray])
-        for view, stray in zip(views, strays, strict=True)
-    ]
     return replace(found, lowest=lowest, strays=tuple(places))
 
 
+def _joined(values: Floats, sharing: Sharing) -> Floats:
+    """One value for each structure; the lowest for all if they share linf."""
+    return np.full_like(values, values.min()) if sharing == "shared" else values
+
+
 def _with_bound(problem: Problem, lowest: Floats) -> Problem:
-    highest = highest_linf(lowest, problem.sharing)[None]
-    return replace(problem, points=replace(problem.points, highest=highest))
+    """Bound linf just below the lowest losses."""
+    highest = _joined(BELOW * lowest, problem.sharing)[None]
+    return replace(problem, points=problem.points._replace(highest=highest))
 
 
 def find_stray(view: StructureView, chosen: StructureView, law: Laws, centre: float) -> int | None:
@@ -291,10 +288,10 @@ def _check_enough(problem: Problem, selection: Selection) -> None:
     ends = "; sizes at the ends of the frontier do not count" if selection == "inner" else ""
     for structure, count in zip(problem.structures, _distinct(problem.points)[0], strict=True):
         if count < _least(problem):
-            noun = "point" if count == 1 else "points"
             given = "given" if problem.sharing == "given" else "fitted"
+            usable = counted(count, "usable point")
             raise EinlinearError(
-                what=f"{quote(structure)} has {count} usable {noun} at different compute",
+                what=f"{quote(structure)} has {usable} at different compute",
                 rule=f"a power law with linf {given} needs {_least(problem)} or more{ends}",
                 fix=FIXES[selection],
             )
@@ -332,14 +329,14 @@ def solve_samples(
     for first in range(0, samples, part):
         count = min(part, samples - first)
         points = _drawn(problem, random, count)
-        start = laws.rows(np.zeros(count, dtype=np.int64))
+        start = take_samples(laws, np.zeros(count, dtype=np.int64))
         if problem.is_paper:
             fitted = least_squares(points, start.linf)
         else:
             bends = np.broadcast_to(bend, start.linf.shape)
             fitted = robust_fit(points, start, bends, problem.sharing)
         has = _can_fit(problem, points)
-        yield points, Laws(*(np.where(has, v, np.nan) for v in fitted.columns))
+        yield points, Laws(*(np.where(has, v, np.nan) for v in fitted))
 
 
 def interval(samples: Floats, level: float) -> tuple[Floats, Floats]:

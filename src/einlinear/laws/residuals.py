@@ -87,7 +87,7 @@ def beside(problem: Problem, found: Laws, data: Observations, structure: int) ->
     place = np.flatnonzero(here)
     place = place[np.argsort(data.compute[place], kind="stable")]
     x = np.log(data.compute[place]) - problem.centre[structure]
-    law = Laws(*(column[:, structure] for column in found.columns))
+    law = Laws(*(column[:, structure] for column in found))
     return place, np.log(data.loss[place]), law.log_loss(x)[0]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from einlinear.laws.fit import PowerLaw, is_overshot, is_undercut, percent_of_loss
+from einlinear.laws.fit import PowerLaw, is_overshot, is_undercut, percent_of_loss, percent_thirds
 from einlinear.reports.analyse import MISFIT, Analysis, Measured
 from einlinear.show.numbers import between, counted, listed, short
 
@@ -218,11 +218,6 @@ def _about_bounds(laws: list[PowerLaw]) -> Iterator[str]:
             f"The fit puts L∞ of {codes(zero)} at its lower bound, 0: the points show no limit in "
             "this range."
         )
-
-
-def percent_thirds(law: PowerLaw) -> str:
-    """The mean residuals in the three thirds of the points of a law."""
-    return ", ".join(f"{percent_of_loss(value):+.1f} %" for value in law.thirds)
 
 
 def _turning(analysis: Analysis) -> list[str]:

@@ -16,9 +16,10 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from einlinear.laws.fit import percent_thirds
 from einlinear.laws.multiplier import Multiplier
 from einlinear.reports.analyse import MEASURES, Analysis
-from einlinear.reports.cautions import MOST_NAMED, level, percent_thirds
+from einlinear.reports.cautions import MOST_NAMED, level
 from einlinear.reports.figures.figures import measure_name, run_label, unit_of
 from einlinear.reports.figures.panels import Figure, Look
 from einlinear.reports.reproduce import commands
