@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import cycle
 from statistics import median
@@ -40,7 +40,6 @@ _COLORS = {
     "masked": ("#d97706",),
     "peer": ("#d97706", "#f2b866", "#be185d", "#f472b6"),
 }
-_SYMBOLS = {"mixture": "circle", "active": "square", "masked": "diamond"}
 _GROUP_WIDTH = 0.8
 """The width that the points of one structure take together."""
 _DASHES = {"mixture": "solid", "masked": "dash", "baseline": "dot"}
@@ -98,14 +97,22 @@ def _speed_figure(rows: Sequence[BenchRow]) -> dict[str, object]:
         series |= {(kind, name): color for name, color in zip(names, cycle(colors))}
     data = []
     for number, (key, color) in enumerate(series.items()):
+        kind, name = key
         held = [row for row in rows if (row.kind, _name(row)) == key]
-        shift = _GROUP_WIDTH * ((number + 0.5) / len(series) - 0.5)
-        at = [places[_place(row)] + (shift if is_log else 0) for row in held]
-        shown = _points(held, color) if is_log else _bars(held, color)
-        data.append({"name": key[1], "x": at} | _speeds(held) | shown)
+        shift = _GROUP_WIDTH * ((number + 0.5) / len(series) - 0.5) if is_log else 0
+        values = {
+            "x": [places[_place(row)] + shift for row in held],
+            "y": [row.speed for row in held],
+            "low": [row.low for row in held],
+            "high": [row.high for row in held],
+            "ms": [row.milliseconds for row in held],
+            "place": [_place(row) for row in held],
+            "isFaint": [kind == "variant" and not row.is_chosen for row in held],
+        }
+        data.append({"name": name, "kind": kind, "color": color, **values})
     limits = {places[_place(row)]: row.limit for row in rows if row.kind in _LIMITED}
     labels = list({_place(row): _label(row) for row in rows}.values())
-    return {"data": data + _limits(limits), "labels": labels, "isLog": is_log}
+    return {"data": data, "limits": list(limits.items()), "labels": labels, "isLog": is_log}
 
 
 def _name(row: BenchRow) -> str:
@@ -116,76 +123,6 @@ def _name(row: BenchRow) -> str:
 def _place(row: BenchRow) -> str:
     """The group of bars that a row belongs to."""
     return f"{row.structure}, {row.num_experts} experts" if row.num_experts else row.structure
-
-
-def _speeds(rows: Sequence[BenchRow]) -> dict[str, object]:
-    """The values of one series, with their intervals."""
-    return {
-        "y": [row.speed for row in rows],
-        "customdata": [[_place(row), row.low, row.high, row.milliseconds] for row in rows],
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [row.high - row.speed for row in rows],
-            "arrayminus": [row.speed - row.low for row in rows],
-            "color": "--ink",
-            "thickness": 1.2,
-            "width": 3,
-        },
-    }
-
-
-def _bars(rows: Sequence[BenchRow], color: str) -> dict[str, object]:
-    faint = [row.kind == "variant" and not row.is_chosen for row in rows]
-    hatch = "/" if rows[0].kind == "peer" else ""
-    return {
-        "type": "bar",
-        "marker": {
-            "color": color,
-            "opacity": [0.35 if is_faint else 1.0 for is_faint in faint],
-            "pattern": {"shape": hatch, "size": 6, "solidity": 0.25},
-        },
-    }
-
-
-def _points(rows: Sequence[BenchRow], color: str) -> dict[str, object]:
-    return {
-        "type": "scatter",
-        "mode": "markers+text",
-        "marker": {"color": color, "size": 11, "symbol": _SYMBOLS[rows[0].kind]},
-        "text": [f"{row.speed:.2g}" if row.speed < 10 else f"{row.speed:.0f}" for row in rows],
-        "textposition": "middle right",
-        "textfont": {"color": color, "size": 12},
-        "cliponaxis": False,
-    }
-
-
-def _limits(limits: Mapping[int, float]) -> list[dict[str, object]]:
-    """A line above each place, and its value at the right end."""
-    color = "#0f9d58"
-    return [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "limit: FLOPs saved",
-            "x": [x for place in limits for x in (place - 0.44, place + 0.44, None)],
-            "y": [y for limit in limits.values() for y in (limit, limit, None)],
-            "line": {"color": color, "width": 2.5},
-            "hoverinfo": "skip",
-        },
-        {
-            "type": "scatter",
-            "mode": "text",
-            "x": [place + 0.44 for place in limits],
-            "y": list(limits.values()),
-            "text": [f"limit {limit:.3g}" for limit in limits.values()],
-            "textposition": "top left",
-            "textfont": {"color": color, "size": 12},
-            "cliponaxis": False,
-            "showlegend": False,
-            "hoverinfo": "skip",
-        },
-    ]
 
 
 def _growth_lines(rows: Sequence[BenchRow], field: str) -> list[dict[str, object]]:
@@ -203,17 +140,11 @@ def _growth_lines(rows: Sequence[BenchRow], field: str) -> list[dict[str, object
                 line.setdefault(row.num_experts, []).append(getattr(row, field))
     return [
         {
-            "type": "scatter",
-            "mode": "lines+markers",
             "name": f"{structure}, {_WHOLE[kind]}" if structure else LINEAR,
             "x": list(found),
             "y": [median(numbers) for numbers in found.values()],
-            "line": {
-                "color": colors.get(structure, "--soft"),
-                "width": 2.5,
-                "dash": _DASHES[kind],
-            },
-            "marker": {"size": 7},
+            "color": colors.get(structure, "--soft"),
+            "dash": _DASHES[kind],
         }
         for (kind, structure), found in values.items()
     ]

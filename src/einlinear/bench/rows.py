@@ -155,8 +155,7 @@ def merge_results(results: Sequence[BenchResult]) -> BenchResult:
     return BenchResult(tuple(rows), tuple(dict.fromkeys(notes)))
 
 
-_CASE = ("structure", "width", "tokens", "dtype", "mode", "num_experts", "num_active")
-_KEY = (*_CASE, "variant", "baseline")
+_KEY = "structure width tokens dtype mode num_experts num_active variant baseline".split()
 _ABSENT = {"num_experts": 0, "num_active": 0}  # in files from before mixtures
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from einlinear.errors import EinlinearError, quote, reason
 from einlinear.files.arrays import Array
+from einlinear.files.whole import checked_reading
 
 _SIDE, _COLOURS, _CLASSES = 32, 3, 10
 _PIXELS = _SIDE * _SIDE * _COLOURS
@@ -79,19 +80,15 @@ def _images(planes: Array) -> Array:
 
 
 def _read_bytes(path: Path) -> bytes:
-    try:
+    with checked_reading(path, rule=_RULE, fix=_FIX):
         size = path.stat().st_size
         if size <= _MOST_BYTES:
             return path.read_bytes()
-    except OSError as error:
         raise EinlinearError(
-            what=f"cannot read {path}: {reason(error)}", rule=_RULE, fix=_FIX
-        ) from error
-    raise EinlinearError(
-        what=f"{path} has {size:,} bytes",
-        rule=f"a batch has at most {_MOST_BYTES:,} bytes; those of CIFAR-10 have 31 million",
-        fix=_FIX,
-    )
+            what=f"{path} has {size:,} bytes",
+            rule=f"a batch has at most {_MOST_BYTES:,} bytes; those of CIFAR-10 have 31 million",
+            fix=_FIX,
+        )
 
 
 def _read_binary(path: Path) -> tuple[Array, Array]:

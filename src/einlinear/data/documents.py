@@ -9,11 +9,12 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from einlinear.errors import EinlinearError, reason, shorten
-from einlinear.files.whole import as_path, parse_object
+from einlinear.files.whole import as_path, checked_reading, parse_object
 from einlinear.structures.values import taken
 
 if TYPE_CHECKING:
@@ -61,33 +62,25 @@ def _files(source: Source) -> list[Source]:
     if isinstance(source, str) and source.startswith(HUB):
         return [source]
     path = as_path(source, "a text")
+    files = [path]
     if os.path.isdir(path):
-        files = sorted(file for file in path.rglob("*") if _is_text(file) and file.is_file())
+        inside = path.rglob("*")
+        files = sorted(file for file in inside if file.name.endswith(SUFFIXES) and file.is_file())
         if not files:
             raise EinlinearError(
                 what=f"the folder {path} holds no text", rule=_RULE, fix="name another folder"
             )
-    else:
-        files = [path]
     for file in files:
-        _check(file)
+        what = ""
+        if not os.path.exists(file):
+            what = f"there is no file {file}"
+        elif not file.name.endswith(SUFFIXES):
+            what = f"{file} does not have the name of a text"
+        elif file.stat().st_size == 0:
+            what = f"{file} is empty"
+        if what:
+            raise EinlinearError(what=what, rule=_RULE, fix="check the name; leave out empty files")
     return list(files)
-
-
-def _is_text(path: Path) -> bool:
-    return path.name.endswith(SUFFIXES)
-
-
-def _check(path: Path) -> None:
-    what = ""
-    if not os.path.exists(path):
-        what = f"there is no file {path}"
-    elif not _is_text(path):
-        what = f"{path} does not have the name of a text"
-    elif path.stat().st_size == 0:
-        what = f"{path} is empty"
-    if what:
-        raise EinlinearError(what=what, rule=_RULE, fix="check the name; leave out empty files")
 
 
 def size_of(source: Source) -> int | None:
@@ -110,22 +103,16 @@ def read_documents(source: Source, reading: Reading) -> Iterator[bytes]:
 
 
 def _from_file(path: Path, reading: Reading) -> Iterator[bytes]:
-    is_lines = path.name.endswith((".jsonl", ".jsonl.gz"))
-    try:
-        with path.open("rb") as file:
-            watched = _Watched(file, reading)
-            if path.name.endswith(".gz"):
-                with gzip.open(watched) as unpacked:
-                    yield from _documents(cast("IO[bytes]", unpacked), path, is_lines)
+    fix, errors = "check that the file is complete and readable", (OSError, EOFError, zlib.error)
+    with checked_reading(path, rule=_RULE, fix=fix, errors=errors), path.open("rb") as file:
+        watched = _Watched(file, reading)
+        is_packed = path.name.endswith(".gz")
+        opened = gzip.open(watched) if is_packed else io.BufferedReader(watched, _BLOCK)
+        with cast("IO[bytes]", opened) as content:
+            if path.name.endswith((".jsonl", ".jsonl.gz")):
+                yield from _lines(content, path)
             else:
-                buffered = io.BufferedReader(watched, _BLOCK)
-                yield from _documents(cast("IO[bytes]", buffered), path, is_lines)
-    except (OSError, EOFError, zlib.error) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {reason(error)}",
-            rule=_RULE,
-            fix="check that the file is complete and readable",
-        ) from error
+                yield from split_documents(iter(partial(content.read, _BLOCK), b""))
 
 
 class _Watched(io.RawIOBase):
@@ -142,10 +129,6 @@ class _Watched(io.RawIOBase):
         self.reading.bytes_read += count
         self.reading.digest.update(buffer[:count])
         return count
-
-
-def _documents(file: IO[bytes], path: Path, is_lines: bool) -> Iterator[bytes]:
-    return _lines(file, path) if is_lines else split_documents(iter(lambda: file.read(_BLOCK), b""))
 
 
 def split_documents(blocks: Iterable[bytes]) -> Iterator[bytes]:

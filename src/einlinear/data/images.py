@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from einlinear.data.cifar_batches import cifar_folder, read_cifar
-from einlinear.errors import EinlinearError, reason
+from einlinear.errors import EinlinearError
 from einlinear.files.arrays import open_arrays
-from einlinear.files.whole import as_path
+from einlinear.files.whole import as_path, checked_reading
 from einlinear.structures.values import whole_number
 
 _KEYS = ("train_x", "train_y", "test_x", "test_y")
@@ -88,16 +88,10 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     folder = cifar_folder(path)
     if folder is not None:
         return read_cifar(folder)
-    try:
-        with open_arrays(path) as arrays:
-            missing = [key for key in _KEYS if key not in arrays.names]
-            parts = {} if missing else {key: arrays.read(key) for key in _KEYS}
-    except (OSError, ValueError) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {reason(error)}",
-            rule=_RULE,
-            fix="give such a file, or leave the data out to use the patches in the package",
-        ) from error
+    fix = "give such a file, or leave the data out to use the patches in the package"
+    with checked_reading(path, rule=_RULE, fix=fix), open_arrays(path) as arrays:
+        missing = [key for key in _KEYS if key not in arrays.names]
+        parts = {} if missing else {key: arrays.read(key) for key in _KEYS}
     if missing:
         raise EinlinearError(
             what=f"{path} lacks a key: {missing[0]}", rule=_RULE, fix="add it with numpy.savez"

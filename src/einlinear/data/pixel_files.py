@@ -14,9 +14,9 @@ from typing import IO, Any
 import numpy as np
 
 from einlinear.data.cifar_batches import cifar_folder, read_cifar
-from einlinear.errors import EinlinearError, quote, reason, shorten
+from einlinear.errors import EinlinearError, quote, shorten
 from einlinear.files.arrays import Array, Arrays, Header, open_arrays, read_exactly
-from einlinear.files.whole import as_path
+from einlinear.files.whole import as_path, checked_reading
 from einlinear.structures.values import taken
 
 SIDE, CHANNELS = 8, 3
@@ -54,7 +54,7 @@ def load_pictures(data: str | Path | Sequence[str | Path] | None = None) -> Pict
     if data is None:
         file = resources.files("einlinear").joinpath("data/embedded/photo_patches_8x8.npz")
         with resources.as_file(file) as path:
-            return _split(_read(path)["x"])
+            return _read(path)
     several = taken(data, _MOST_FILES)
     paths = [as_path(file, "a file of pixels") for file in ([data] if several is None else several)]
     if len(paths) == 1 and os.path.isdir(paths[0]):
@@ -65,17 +65,11 @@ def load_pictures(data: str | Path | Sequence[str | Path] | None = None) -> Pict
         paths = sorted(paths[0].glob("*.npz"))
     if not paths:
         raise EinlinearError(what=f"{quote(data)} holds no .npz files", rule=_RULE, fix=_FIX)
-    parts = [_parts(_read(path)) for path in paths]
+    parts = [_read(path) for path in paths]
     return Pictures(
         np.concatenate([part.train for part in parts]),
         np.concatenate([part.test for part in parts]),
     )
-
-
-def _parts(images: dict[str, Array]) -> Pictures:
-    if "train_x" in images:
-        return Pictures(images["train_x"], images["test_x"])
-    return _split(next(iter(images.values())))
 
 
 def _split(images: Array) -> Pictures:
@@ -91,27 +85,21 @@ def _split(images: Array) -> Pictures:
     return Pictures(images[~is_test], images[is_test])
 
 
-def _read(path: Path) -> dict[str, Array]:
-    """The images of a file by key, averaged while they are read."""
-    try:
-        with open_arrays(path) as arrays:
-            held = set(arrays.names)
-            chosen: tuple[str, ...] = ("train_x", "test_x")
-            if not held.issuperset(chosen):
-                chosen = tuple(key for key in ("x", "X") if key in held)[:1]
-            if not chosen:
-                raise EinlinearError(
-                    what=f"{path} has the keys {shorten(', '.join(sorted(held))) or 'none'}",
-                    rule=_RULE,
-                    fix="save the images as x with numpy.savez",
-                )
-            return {key: _averaged(arrays, key, path) for key in chosen}
-    except EinlinearError:
-        raise
-    except (OSError, ValueError) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {reason(error)}", rule=_RULE, fix=_FIX
-        ) from error
+def _read(path: Path) -> Pictures:
+    """The images of a file, averaged while they are read."""
+    with checked_reading(path, rule=_RULE, fix=_FIX), open_arrays(path) as arrays:
+        held = set(arrays.names)
+        chosen: tuple[str, ...] = ("train_x", "test_x")
+        if not held.issuperset(chosen):
+            chosen = tuple(key for key in ("x", "X") if key in held)[:1]
+        if not chosen:
+            raise EinlinearError(
+                what=f"{path} has the keys {shorten(', '.join(sorted(held))) or 'none'}",
+                rule=_RULE,
+                fix="save the images as x with numpy.savez",
+            )
+        images = [_averaged(arrays, key, path) for key in chosen]
+        return Pictures(*images) if len(images) == 2 else _split(images[0])
 
 
 def _averaged(arrays: Arrays, key: str, path: Path) -> Array:

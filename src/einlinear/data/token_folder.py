@@ -18,10 +18,10 @@ import numpy as np
 
 from einlinear.data.tokens import TokenCounts, Tokens
 from einlinear.data.vocabulary import Vocabulary, open_vocabulary
-from einlinear.errors import EinlinearError, quote, reason, shorten
+from einlinear.errors import EinlinearError, quote, shorten
 from einlinear.files.arrays import Array
 from einlinear.files.fields import typed
-from einlinear.files.whole import as_path, parse_object
+from einlinear.files.whole import as_path, checked_reading, parse_object
 
 INFO = "tokens.json"
 TOKENS_VERSION = 1
@@ -91,20 +91,15 @@ class TokenInfo:
 def read_info(folder: Path) -> TokenInfo:
     """Read tokens.json."""
     path = folder / INFO
-    try:
-        return TokenInfo.from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise EinlinearError(
-            what=f"{folder} holds no complete set of tokens: there is no {INFO}",
-            rule=f"{INFO} is written last",
-            fix="run the same einlinear prepare again, which resumes where it stopped",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {reason(error)}",
-            rule=f"{INFO} is as einlinear prepare wrote it",
-            fix=_FIX,
-        ) from error
+    with checked_reading(path, rule=f"{INFO} is as einlinear prepare wrote it", fix=_FIX):
+        try:
+            return TokenInfo.from_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise EinlinearError(
+                what=f"{folder} holds no complete set of tokens: there is no {INFO}",
+                rule=f"{INFO} is written last",
+                fix="run the same einlinear prepare again, which resumes where it stopped",
+            ) from error
 
 
 def is_token_folder(path: Path) -> bool:
@@ -162,14 +157,9 @@ def _mapped(path: Path, stream: Stream, vocabulary: Vocabulary, whole: bool) -> 
         )
     if not size:
         return np.array([], dtype)
-    try:
+    fix = "check its permissions, and that the file system can map files"
+    with checked_reading(path, rule="a file of tokens is mapped into memory", fix=fix):
         tokens: Array = np.asarray(np.memmap(path, dtype, "r"))  # plain arrays index faster
-    except (OSError, ValueError) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {reason(error)}",
-            rule="a file of tokens is mapped into memory",
-            fix="check its permissions, and that the file system can map files",
-        ) from error
     raw = tokens.view(np.uint8)
     count = len(stream.checksums)
     chosen = range(count) if whole else np.linspace(0, count - 1, min(count, _CHECKED)).astype(int)

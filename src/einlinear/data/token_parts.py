@@ -12,6 +12,7 @@ import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,6 @@ class TokenSettings:
     vocabulary: str
     rule: CharacterRule
     share: float | None
-
-    def share_of(self, use: str) -> float:
-        """The share for validation of texts for `use`."""
-        if use == "validation":
-            return 1.0
-        return 0.0 if self.share is None else self.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +74,7 @@ def part_path(out: Path, index: int) -> Path:
 def write_part(path: Path, digest: str, chunk: Chunk, settings: TokenSettings) -> None:
     """Encode a chunk into a file that appears whole or not at all."""
     vocabulary = open_vocabulary(settings.vocabulary)
-    share = settings.share_of(chunk.use)
+    share = 1.0 if chunk.use == "validation" else settings.share or 0.0
     encoding = encode_documents(chunk.documents, vocabulary, settings.rule, share)
     kind = stored_dtype(vocabulary)
     train = encoding.train.astype(kind, copy=False).tobytes()
@@ -127,10 +122,7 @@ def _parts(out: Path, count: int) -> Iterator[Part]:
 
 
 def join_parts(
-    out: Path,
-    count: int,
-    settings: TokenSettings,
-    sources: Sequence[SourceFacts],
+    out: Path, count: int, settings: TokenSettings, sources: Sequence[SourceFacts]
 ) -> TokenInfo:
     """Join the parts, then write tokens.json, then remove the parts."""
     vocabulary = open_vocabulary(settings.vocabulary)
@@ -142,6 +134,8 @@ def join_parts(
     check_kept(counts, settings.rule)
     tail = tail_length(train // width, held_out // width, settings.share or 0.0)
     cut = train - tail * width
+    rest = _train(out, count, cut, train) if tail else ()
+    validation = chain((part.validation for part in _parts(out, count)), rest)
     info = TokenInfo(
         vocabulary=vocabulary.name,
         vocab_size=vocabulary.size,
@@ -151,9 +145,7 @@ def join_parts(
         tail=tail,
         counts=counts,
         train=_write_stream(out / "train.bin", _train(out, count, 0, cut), width),
-        validation=_write_stream(
-            out / "validation.bin", _validation(out, count, cut, train), width
-        ),
+        validation=_write_stream(out / "validation.bin", validation, width),
         sources=tuple(sources),
     )
     write_whole(out / INFO, info.as_json().encode())
@@ -167,14 +159,6 @@ def _train(out: Path, count: int, begin: int, end: int) -> Iterator[bytes]:
     for part in _parts(out, count):
         yield part.train[max(0, begin - position) : max(0, end - position)]
         position += len(part.train)
-
-
-def _validation(out: Path, count: int, cut: int, train: int) -> Iterator[bytes]:
-    """The bytes of the validation tokens, then of the tail cut off from training."""
-    for part in _parts(out, count):
-        yield part.validation
-    if cut < train:
-        yield from _train(out, count, cut, train)
 
 
 def _write_stream(path: Path, content: Iterable[bytes], width: int) -> Stream:

@@ -157,9 +157,8 @@ def open_vocabulary(name: str) -> Vocabulary:
 
 def check_rule(rule: str) -> CharacterRule:
     """Return the rule for characters outside the symbols, or refuse it."""
-    for known in RULES:
-        if isinstance(rule, str) and rule == known:
-            return known
+    if isinstance(rule, str) and rule in RULES:
+        return rule
     raise EinlinearError(
         what=f"the rule for other characters is {quote(rule)}",
         rule='"drop" leaves out documents with any character outside the 96 symbols, "fold" '

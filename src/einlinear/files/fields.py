@@ -19,14 +19,9 @@ _Reader = Callable[[Any], Any]
 def typed(hint: Any, value: object, name: str) -> Any:
     """Convert a value to its type, or raise a ValueError that says which field is wrong, and how.
 
-    Dataclasses come from objects that hold all their fields and no others, tuples from lists. Whole
-    numbers are 0 or more and other numbers finite, all within the range of a float; true and false
-    are not numbers.
-
-    Args:
-        hint: the type, as `get_type_hints` gives it.
-        value: what `json.loads` gave.
-        name: of the field, for the error.
+    The value is from `json.loads`, the type from `get_type_hints`. Dataclasses come from objects
+    that hold all their fields and no others, tuples from lists. Whole numbers are 0 or more and
+    other numbers finite, all within the range of a float; true and false are not numbers.
     """
     try:
         return _reader(hint)(value)

@@ -6,14 +6,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
 import tomli_w
 
-from einlinear.errors import EinlinearError, cannot_write, quote
+from einlinear.errors import EinlinearError, cannot_write, quote, reason
 
 _MOST_DOTS = 500
 _QUOTED_OR_COMMENT = re.compile(r"""\"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*""")
@@ -34,6 +34,20 @@ def as_path(value: object, name: str) -> Path:
         "can store",
         fix='give the name of a file or folder in quotes, such as "runs/first"',
     )
+
+
+@contextmanager
+def checked_reading(
+    path: Path, *, rule: str, fix: str, errors: tuple[type[Exception], ...] = (OSError, ValueError)
+) -> Iterator[None]:
+    """Turn errors of reading a file into an EinlinearError; one that is raised inside stays."""
+    try:
+        yield
+    except EinlinearError:
+        raise
+    except errors as error:
+        what = f"cannot read {path}: {reason(error)}"
+        raise EinlinearError(what=what, rule=rule, fix=fix) from error
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:

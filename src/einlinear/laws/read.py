@@ -9,8 +9,8 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from einlinear.errors import EinlinearError, quote, reason, shorten
-from einlinear.files.whole import as_path, parse_object
+from einlinear.errors import EinlinearError, quote, shorten
+from einlinear.files.whole import as_path, checked_reading, parse_object
 from einlinear.laws.observations import Objects, Observations, check_points, object_column
 
 REQUIRED = ("run", "compute", "loss")
@@ -24,7 +24,6 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _COUNTS = ("flops", "macs", "FLOPs", "MACs")  # what compute may be called
 _SHOWN = 20  # columns that a message names
 
-LineOf = Callable[[int], str]  # the file and line of a row
 Columns = Mapping[str, Sequence[Any]]
 
 
@@ -38,26 +37,24 @@ def read_observations(path: str | Path) -> Observations:
     """
     path = as_path(path, "the table")
     is_lines = path.suffix.lower() in (".jsonl", ".ndjson", ".json")
-    try:
+    with checked_reading(
+        path,
+        rule="observations are read from a UTF-8 CSV or JSONL file",
+        fix="check the path, the permissions and the encoding of the file",
+        errors=(OSError, UnicodeDecodeError, csv.Error),
+    ):
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines, columns = (_json_columns if is_lines else _csv_columns)(path, file)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise EinlinearError(
-            what=f"cannot read {path}: {reason(error)}",
-            rule="observations are read from a UTF-8 CSV or JSONL file",
-            fix="check the path, the permissions and the encoding of the file",
-        ) from error
     if not lines:
         raise EinlinearError(
             what=f"{path} holds no observations",
             rule=f"the table has the columns {', '.join(REQUIRED)} and at least one row",
             fix="check that the runs have written results",
         )
-    return _from_columns(columns, lambda row: f"{path}, line {lines[row]}")
 
+    def where(row: int) -> str:
+        return f"{path}, line {lines[row]}"
 
-def _from_columns(columns: Columns, where: LineOf) -> Observations:
-    """Build observations from columns; errors name the line of the file."""
     known = [name for name in (*REQUIRED, *OPTIONAL) if name in columns]
     own: dict[str, Any] = {name: _parsed(name, columns[name], where) for name in known}
     compute, loss = (own[name].astype(float) for name in ("compute", "loss"))
@@ -66,7 +63,7 @@ def _from_columns(columns: Columns, where: LineOf) -> Observations:
     return Observations(**own, more=more)
 
 
-def _parsed(name: str, values: Sequence[Any], where: LineOf) -> Objects:
+def _parsed(name: str, values: Sequence[Any], where: Callable[[int], str]) -> Objects:
     """The parsed values of a column."""
     parse, kind = _PARSERS.get(name, (_name, "a text or a number"))
     parsed = []

@@ -41,13 +41,8 @@ def is_systematic(residual: Floats, run: Ints, group: Ints) -> bool:
 
         bend = first + last - 2 middle
 
-    of the means in the thirds.
+    of the means in the thirds. Residuals are of log loss, and sorted by compute.
     Checked by: test_residuals.py::test_noise_is_not_systematic.
-
-    Args:
-        residual: residuals of log loss, sorted by compute.
-        run: the run of each point.
-        group: the same for runs that differ only in their seed.
     """
     noise, freedom = _noise(residual, run, group)
     if not freedom or len(residual) < 3:

@@ -37,13 +37,7 @@ _LEAST_SIZES = 2  # that must remain without the ends of a frontier
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings:
-    """The options of a report.
-
-    reference: the structure to compare with; defaults to dense, or the one with the most runs.
-    linf: "shared" by all laws, "fitted" for each, or a number.
-    task: the task to analyse; defaults to the one with the most runs.
-    level, resamples, seed: level, number and random seed of the samples behind the intervals.
-    """
+    """The options of a report, as `report` describes them."""
 
     reference: str | None = None
     linf: Linf = "shared"
@@ -93,7 +87,6 @@ class Analysis:
 
     runs: the runs of the task, on the data that most of them share.
     structures: the reference first, then from the least compute needed to the most.
-    main: results by FLOPs, or by the compute of a table; None if no run has a point.
     """
 
     gathered: Gathered
@@ -109,7 +102,7 @@ class Analysis:
 
     @property
     def main(self) -> Measured | None:
-        """Results by FLOPs, or by the compute of a table."""
+        """Results by FLOPs, or by the compute of a table; None if no run has a point."""
         return self.measured.get("flops") or self.measured.get("compute")
 
 
@@ -139,7 +132,9 @@ def analyse(gathered: Gathered, settings: ReportSettings) -> Analysis:
                 check_linf(settings.linf, float(data.loss.min()))
             measured[measure] = _measure(measure, data, reference, settings)
     main = measured.get("flops") or measured.get("compute")
-    order = sorted(names, key=lambda name: _rank(name, reference, main))
+    found = {} if main is None else main.multipliers
+    medians = {name: one.median for name, one in found.items() if not isnan(one.median)}
+    order = sorted(names, key=lambda name: (name != reference, -medians.get(name, -1e9)))
     return Analysis(
         gathered=gathered,
         settings=settings,
@@ -149,17 +144,9 @@ def analyse(gathered: Gathered, settings: ReportSettings) -> Analysis:
         reference=reference,
         measured=measured,
         linf_rows=() if main is None else _linf_rows(main, reference),
-        ends=()
-        if main is None
-        else tuple(find_ends(main.data, main.front, name) for name in order),
+        ends=tuple(find_ends(main.data, main.front, name) for name in order if main),
         finals=find_finals(runs, order),
     )
-
-
-def _rank(name: str, reference: str | None, main: Measured | None) -> tuple[bool, float]:
-    found = None if main is None else main.multipliers.get(name)
-    known = found is not None and not isnan(found.median)
-    return name != reference, -found.median if found is not None and known else 1e9
 
 
 def _choose_task(gathered: Gathered, task: str | None) -> str:
@@ -184,10 +171,10 @@ def _choose_reference(
     runs: Sequence[ShownRun], names: Sequence[str], reference: str | None
 ) -> str | None:
     if reference is not None:
-        labels = sorted({run.label: None for run in runs}, key=lambda one: str(one) != reference)
-        for label in labels:  # the exact spelling first
-            if label.matches(reference):
-                return str(label)
+        labels = {run.label: None for run in runs}
+        alike = [str(label) for label in labels if label.matches(reference)]
+        if alike:  # the exact spelling first
+            return reference if reference in alike else alike[0]
         raise EinlinearError(
             what=f"the reference is {quote(reference)}, which was not run",
             rule="the reference is one of the structures that were run",
@@ -295,17 +282,15 @@ class _Fitter:
     def _fit_alike(
         self, names: Sequence[str], points: FitPoints, linf: Linf, is_compared: bool
     ) -> None:
-        draws = self.draws
+        options = {"linf": linf, "points": points, **self.draws}
         try:
-            found = fit_power_law(self._of(names), linf=linf, points=points, **draws)
+            found = fit_power_law(_of(self.data, names), **options)
             self.laws |= {law.structure: law for law in found.laws}
             self.points |= dict.fromkeys(names, points)
             here = self.reference
             if is_compared and here is not None and set(names) - {here}:
-                both = self._of([here, *(name for name in names if name != here)])
-                self.multipliers |= compute_multiplier(
-                    both, here, linf=linf, points=points, **draws
-                )
+                both = _of(self.data, [here, *names])
+                self.multipliers |= compute_multiplier(both, here, **options)
         except EinlinearError as error:
             self.notes |= dict.fromkeys(names, error.what)
 
@@ -315,18 +300,19 @@ class _Fitter:
         if here is None:
             return {}
         names = [n for n, law in self.laws.items() if compare_exponents(law, here)]
+        alone = {}
         try:
-            alone = {name: self._alone(name) for name in [here.structure, *names] if names}
+            for name in [here.structure, *names] if names else []:
+                options = {"points": self.points[name], **self.draws}
+                alone[name] = fit_power_law(_of(self.data, [name]), **options)[name]
         except EinlinearError:
             return {}
         return {name: compare_exponents(alone[name], alone[here.structure]) for name in names}
 
-    def _alone(self, name: str) -> PowerLaw:
-        points = self.points[name]
-        return fit_power_law(self._of([name]), linf="fitted", points=points, **self.draws).laws[0]
 
-    def _of(self, names: Sequence[str]) -> Observations:
-        return self.data.take(np.isin(self.data.structure.astype(str), list(names)))
+def _of(data: Observations, names: Sequence[str]) -> Observations:
+    """The points of some structures."""
+    return data.take(np.isin(data.structure.astype(str), names))
 
 
 def _linf_rows(main: Measured, reference: str | None) -> tuple[LinfRow, ...]:
@@ -335,8 +321,7 @@ def _linf_rows(main: Measured, reference: str | None) -> tuple[LinfRow, ...]:
     if row is None or row.law is None:
         return ()
     names = [n for n, r in main.laws.items() if r.law is not None and r.points == row.points]
-    data = main.data.take(np.isin(main.data.structure.astype(str), names))
     try:
-        return linf_table(data, reference=row.structure, points=row.points)
+        return linf_table(_of(main.data, names), reference=row.structure, points=row.points)
     except EinlinearError:
         return ()

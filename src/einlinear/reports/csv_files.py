@@ -9,6 +9,8 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
+from einlinear.laws.fit import PowerLaw
+from einlinear.laws.multiplier import Multiplier
 from einlinear.laws.read import FORMULA
 from einlinear.reports.analyse import Analysis
 from einlinear.reports.shown import RUN_COLUMNS
@@ -56,9 +58,7 @@ def law_rows(analysis: Analysis) -> Iterator[CsvRow]:
             law = row.law
             values: CsvRow = {"measure": measure, "structure": row.structure}
             for name in ("linf", "b", "a"):
-                ends = (None, None) if law is None else getattr(law, f"{name}_interval")
-                values[name] = None if law is None else getattr(law, name)
-                values[f"{name}_low"], values[f"{name}_high"] = ends
+                values |= _with_ends(law, name)
             for name in ("r2", "rms", "num_points", "num_runs", "decades"):
                 values[name] = None if law is None else getattr(law, name)
             thirds = (None, None, None) if law is None else law.thirds
@@ -69,26 +69,20 @@ def law_rows(analysis: Analysis) -> Iterator[CsvRow]:
             yield values | {"points": "" if law is None else row.points, "note": row.note}
 
 
+def _with_ends(found: PowerLaw | Multiplier | None, name: str) -> CsvRow:
+    """A number and the ends of its interval; None if there is no law."""
+    low, high = getattr(found, f"{name}_interval", (None, None))
+    return {name: getattr(found, name, None), f"{name}_low": low, f"{name}_high": high}
+
+
 def multiplier_rows(analysis: Analysis) -> Iterator[CsvRow]:
     """One row per structure and measure that it is compared by."""
     for measure, found in analysis.measured.items():
         for name, one in found.multipliers.items():
-            low, high = one.median_interval
-            mean_low, mean_high = one.mean_interval
-            yield {
-                "measure": measure,
-                "structure": name,
-                "reference": one.reference,
-                "median": one.median,
-                "median_low": low,
-                "median_high": high,
-                "mean": one.mean,
-                "std": one.std,
-                "mean_low": mean_low,
-                "mean_high": mean_high,
-                "num_points": one.num_points,
-                "is_extrapolated": one.mean_is_extrapolated,
-            }
+            values: CsvRow = {"measure": measure, "structure": name, "reference": one.reference}
+            values |= _with_ends(one, "median") | {"mean": one.mean, "std": one.std}
+            values |= _with_ends(one, "mean") | {"num_points": one.num_points}
+            yield values | {"is_extrapolated": one.mean_is_extrapolated}
 
 
 def linf_rows(analysis: Analysis) -> Iterator[CsvRow]:

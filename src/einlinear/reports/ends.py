@@ -43,12 +43,10 @@ def find_ends(data: Observations, front: Observations, structure: str) -> Ends:
     on_front = set(zip(front.run.tolist(), front.compute.tolist(), strict=True))
     sizes = {size for size in front.size.tolist() if size != furthest}
     curves = _curves(data)
-    last: dict[str, float] = {}
-    for size, compute, _ in curves.values():
-        last[size] = max(last.get(size, 0.0), compute[-1])
     early = set()
     for run, (size, compute, loss) in curves.items():
-        is_end = size in sizes and compute[-1] >= _NEAR_THE_END * last[size]
+        longest = max(curve[1][-1] for curve in curves.values() if curve[0] == size)
+        is_end = size in sizes and compute[-1] >= _NEAR_THE_END * longest
         others = [curve for curve in curves.values() if curve[0] != size]
         if is_end and (run, compute[-1]) in on_front:
             if not any(_overtakes(curve, compute[-1], loss[-1]) for curve in others):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -15,7 +16,6 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.files.whole import parse_object
 from einlinear.laws.observations import (
     Compute,
-    Ints,
     Observations,
     StructureLabel,
     group_of,
@@ -56,12 +56,7 @@ def gather(source: str | Path) -> Gathered:
     """Read the runs of a sweep, a folder of runs, a single run, or a table."""
     source = Path(source)
     if source.is_file():
-        table = read_observations(source)
-        keep = [is_shown(c) and is_shown(y) for c, y in zip(table.compute, table.loss, strict=True)]
-        odd = np.flatnonzero(~np.array(keep))
-        runs = _runs_of_table(table.take(np.array(keep)) if len(odd) else table)
-        why = [(str(source), _left_out(table, odd))] if len(odd) else []
-        return Gathered(source, "table", source.stem, runs, (), tuple(why))
+        return _gather_table(source)
     kind, folders = _run_folders(source)
     problems: list[tuple[str, str]] = []
     spelling: dict[str, str] = {}
@@ -78,34 +73,35 @@ def gather(source: str | Path) -> Gathered:
     return Gathered(source, kind, title, runs, studies, tuple(problems))
 
 
-def _left_out(table: Observations, odd: Ints) -> str:
-    """Say which points of a table are not shown, and why."""
-    first = odd[0]
-    return (
-        f"left out {counted(len(odd), 'point')} with a compute or loss outside {LEAST:g} to "
-        f"{MOST:g}"
-        f"{'' if len(odd) == 1 else ', the first'} of run {quote(table.run[first])} "
+def _gather_table(source: Path) -> Gathered:
+    """Read a table; points that a report cannot show are left out."""
+    table = read_observations(source)
+    pairs = zip(table.compute, table.loss, strict=True)
+    keep = np.array([is_shown(compute) and is_shown(loss) for compute, loss in pairs])
+    if keep.all():
+        return Gathered(source, "table", source.stem, _runs_of_table(table))
+    first, count = int(keep.argmin()), int((~keep).sum())
+    why = (
+        f"left out {counted(count, 'point')} with a compute or loss outside {LEAST:g} to {MOST:g}"
+        f"{'' if count == 1 else ', the first'} of run {quote(table.run[first])} "
         f"(compute {table.compute[first]:g}, loss {table.loss[first]:g})"
     )
+    runs = _runs_of_table(table.take(keep))
+    return Gathered(source, "table", source.stem, runs, problems=((str(source), why),))
 
 
 def fingerprint(source: Path) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of the files that a report reads; changes when the report would."""
-    if source.is_file():
-        files = [source]
-    else:
-        files = [folder / name for folder in _run_folders(source)[1] for name in _READ]
-        files += sorted((source / "studies").glob("*.toml"))
+    folders = [] if source.is_file() else _run_folders(source)[1]
+    files = [folder / name for folder in folders for name in _READ]
+    files += [source] if source.is_file() else sorted((source / "studies").glob("*.toml"))
     found = []
     for file in files:
-        try:
+        with suppress(OSError):  # there is no such file
             facts = file.stat()
             found.append((str(file), facts.st_size, facts.st_mtime_ns))
-        except OSError:  # there is no such file
-            pass
-    if source.is_dir():  # a process that dies does not change its files
-        open_ = [f for f in _run_folders(source)[1] if not (f / "record.json").exists()]
-        found += [(str(folder), int(_is_left(folder)), 0) for folder in open_]
+    # A process that dies does not change its files.
+    found += [(str(folder), int(_is_left(folder)), 0) for folder in _without_records(folders)]
     return tuple(found)
 
 
@@ -113,8 +109,7 @@ def under_way(source: Path) -> tuple[int, float | None]:
     """How many runs are being trained now, and how many seconds the longest still needs."""
     if not source.is_dir():
         return 0, None
-    folders = [f for f in _run_folders(source)[1] if not (f / "record.json").exists()]
-    live = [folder for folder in folders if _is_live(folder)]
+    live = [folder for folder in _without_records(_run_folders(source)[1]) if _is_live(folder)]
     left = [_number(claimed(folder).get("seconds_left")) for folder in live]
     return len(live), max((seconds for seconds in left if seconds is not None), default=None)
 
@@ -137,13 +132,15 @@ def _is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in ("config.json", "record.json"))
 
 
+def _without_records(folders: Sequence[Path]) -> list[Path]:
+    return [folder for folder in folders if not (folder / "record.json").exists()]
+
+
 def _read_studies(folder: Path, problems: list[tuple[str, str]]) -> Iterable[ShownStudy]:
     for path in sorted(folder.glob("*.toml")):
         try:
-            values = read_config(path)
-            yield ShownStudy(
-                str(values.get("name") or ""), path.name, path.read_text(encoding="utf-8")
-            )
+            name = str(read_config(path).get("name") or "")
+            yield ShownStudy(name, path.name, path.read_text(encoding="utf-8"))
         except Exception as error:  # one bad file must not stop the report
             problems.append((str(path), _reason(error)))
 
@@ -232,14 +229,13 @@ def _without_record(
     folder: Path, known: dict[str, Any], problems: list[tuple[str, str]]
 ) -> ShownRun:
     """A run that is running, was stopped, or has failed."""
-    points: list[Point] = []
     path = folder / "metrics.jsonl"
     try:
         lines = read_metrics(folder) if path.exists() else []
-        found = [Point.from_dict(line) for line in lines if line.pop("kind") == "point"]
-        check_shown_curve(found)
-        points = found
+        points = [Point.from_dict(line) for line in lines if line.pop("kind") == "point"]
+        check_shown_curve(points)
     except Exception as error:
+        points = []
         problems.append((str(path), _reason(error)))
     claim, failure = claimed(folder), _last_failure(folder)
     state: RunState = "running"
@@ -247,6 +243,7 @@ def _without_record(
         state = "failed" if failure is not None else "stopped" if _is_left(folder) else "running"
     log = _tail(folder / "log.txt") or (failure or "")
     last = points[-1] if points else None
+    rate = last.units / last.seconds if last and last.units and last.seconds else None
     return ShownRun(
         **known,
         state=state,
@@ -255,9 +252,7 @@ def _without_record(
         macs=round(last.macs / last.units) if last and last.units else None,
         steps_done=last.step if last else 0,
         seconds=last.seconds if last else None,
-        units_per_second=last.units / last.seconds
-        if last and last.units and last.seconds
-        else None,
+        units_per_second=rate,
         seconds_left=_number(claim.get("seconds_left")) if state == "running" else None,
         message=(log.strip().splitlines() or [""])[-1] if state == "failed" else "",
         log=log if state == "failed" else "",
@@ -357,15 +352,12 @@ def _label(table: Observations, place: int) -> StructureLabel:
 
 def _run_names(keys: Sequence[tuple[str, str, int]]) -> list[str]:
     """A unique name for each run, with its structure or seed where it needs them."""
-    structures: dict[str, set[str]] = defaultdict(set)
-    seeds: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for name, structure, seed in keys:
-        structures[name].add(structure)
-        seeds[name, structure].add(seed)
+    seeds = Counter((name, structure) for name, structure, _ in keys)
+    structures = Counter(name for name, _ in seeds)
     return [
         name
-        + (f" {structure}" if len(structures[name]) > 1 else "")
-        + (f" seed {seed}" if len(seeds[name, structure]) > 1 else "")
+        + (f" {structure}" if structures[name] > 1 else "")
+        + (f" seed {seed}" if seeds[name, structure] > 1 else "")
         for name, structure, seed in keys
     ]
 

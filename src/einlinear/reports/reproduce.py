@@ -21,19 +21,13 @@ def commands(analysis: Analysis) -> list[tuple[str, str]]:
         command = ["einlinear", "sweep", str(file), "--out", again]
         name = f" of {study.name}" if study.name else ""
         found.append((f"All runs{name}", shlex.join(command)))
-    best = best_run(analysis)
-    if best is not None:
-        structure, config = best
-        found.append((f"The run with the lowest loss, {structure}", train_command(config, "run")))
+    ended = [run for run in analysis.runs if run.config is not None and run.loss is not None]
+    best = min(ended, key=lambda run: run.loss or 0.0, default=None)
+    if best is not None and best.config is not None:
+        command_text = train_command(best.config, "run")
+        found.append((f"The run with the lowest loss, {best.structure}", command_text))
     found.append(("This report", report_command(gathered.source, analysis.settings)))
     return found
-
-
-def best_run(analysis: Analysis) -> tuple[str, RunConfig] | None:
-    """The structure and config of the finished run with the lowest loss."""
-    runs = [run for run in analysis.runs if run.config is not None and run.loss is not None]
-    best = min(runs, key=lambda run: run.loss or 0.0, default=None)
-    return None if best is None or best.config is None else (best.structure, best.config)
 
 
 def train_command(config: RunConfig, out: str) -> str:

@@ -12,12 +12,7 @@ import numpy as np
 
 from einlinear.laws.multiplier import Multiplier
 from einlinear.laws.observations import Floats
-from einlinear.reports.analyse import (
-    Analysis,
-    Measured,
-    compare_exponents,
-    is_wrong,
-)
+from einlinear.reports.analyse import Analysis, Measured, compare_exponents, is_wrong
 from einlinear.reports.cautions import (
     cautions,
     code,
@@ -32,6 +27,11 @@ from einlinear.show.numbers import between, counted, duration, listed, short
 
 Verdict = Literal["better", "worse", "alike"]
 
+_TIMES: dict[Verdict, str] = {
+    "better": "it needs less time",
+    "worse": "it needs more time",
+    "alike": "the two cannot be distinguished",
+}
 _STEEP = 1.3  # a multiplier that changes by more over the losses is not one number
 
 
@@ -93,7 +93,10 @@ def facts(analysis: Analysis) -> list[str]:
 def _headline(analysis: Analysis) -> str:
     main, reference = analysis.main, analysis.reference
     if main is None or reference is None:
-        return _nothing(analysis)
+        runs = analysis.gathered.runs
+        if analysis.gathered.problems and all(run.state == "unreadable" for run in runs):
+            return "No run could be read, so there are no conclusions; see below."
+        return "No run has a result yet, so there are no conclusions."
     if len(main.data.structures) == 1:
         return (
             f"Only {code(main.data.structures[0])} has results, so there is nothing to compare it "
@@ -110,14 +113,6 @@ def _headline(analysis: Analysis) -> str:
         doubts = _doubts(analysis, known)
         return f"{code(reference)} needs the least compute to reach a given loss.{doubts}"
     return _praise(analysis, known, max(better, key=lambda name: known[name].median))
-
-
-def _nothing(analysis: Analysis) -> str:
-    """Why there are no conclusions."""
-    runs = analysis.gathered.runs
-    if analysis.gathered.problems and all(run.state == "unreadable" for run in runs):
-        return "No run could be read, so there are no conclusions; see below."
-    return "No run has a result yet, so there are no conclusions."
 
 
 def _undecided(alike: dict[str, Multiplier]) -> str:
@@ -137,13 +132,11 @@ def _turns(turn: Crossing) -> str:
     return f"less {less} loss {short(turn.loss)} and more {more} it"
 
 
-def _measured_part(found: Multiplier) -> tuple[Floats, Floats, Floats, Floats]:
+def _measured_part(found: Multiplier) -> Floats:
     """Losses, multipliers and intervals where both laws have points, by rising loss."""
     inside = ~found.is_extrapolated & np.isfinite(found.values) & (found.values > 0)
-    order = np.argsort(found.losses[inside])
-    columns = (found.losses, found.values, found.low, found.high)
-    losses, values, low, high = (column[inside][order] for column in columns)
-    return losses, values, low, high
+    columns = np.array([found.losses, found.values, found.low, found.high])[:, inside]
+    return columns[:, np.argsort(columns[0])]
 
 
 def crossing(found: Multiplier) -> Crossing | None:
@@ -215,14 +208,12 @@ def _lowest(main: Measured) -> str:
     return f"The lowest loss is {short(loss, 4)}, reached by {code(name)}."
 
 
-def _results(analysis: Analysis) -> Iterator[str]:
+def _results(analysis: Analysis) -> list[str]:
     main = analysis.main
     if main is None:
-        return
-    for name in analysis.structures:
-        if name in main.multipliers:
-            yield _result(analysis, main, name)
-    yield from _exponents(analysis, main)
+        return []
+    names = [name for name in analysis.structures if name in main.multipliers]
+    return [*(_result(analysis, main, name) for name in names), *_exponents(analysis, main)]
 
 
 def _result(analysis: Analysis, main: Measured, name: str) -> str:
@@ -253,11 +244,10 @@ def _result(analysis: Analysis, main: Measured, name: str) -> str:
 
 def _trend(found: Multiplier) -> str:
     """How the multiplier changes over the losses that both have reached, if it changes much."""
-    losses, values, _, _ = _measured_part(found)
-    ends = [(float(losses[k]), float(values[k])) for k in (0, -1) if len(losses)]
-    if not ends or 1 / _STEEP < ends[0][1] / ends[-1][1] < _STEEP:
+    losses, values, _, _ = _measured_part(found).tolist()
+    if not losses or 1 / _STEEP < values[0] / values[-1] < _STEEP:
         return ""
-    (low, last), (high, first) = ends[0], ends[-1]
+    (low, *_, high), (last, *_, first) = losses, values
     return (
         f" By the two laws, the multiplier {'falls' if last < first else 'rises'} from "
         f"{short(first)} at loss {short(high)} to {short(last)} at loss {short(low)}."
@@ -272,14 +262,9 @@ def _by_seconds(analysis: Analysis, name: str, kind: Verdict) -> str:
     numbers = f"{short(found.median)}, {between(found.median_interval) or 'no interval'}"
     if isinf(found.median):
         numbers = "the reference never reaches the same losses"
-    says = {
-        "better": "it needs less time",
-        "worse": "it needs more time",
-        "alike": "the two cannot be distinguished",
-    }
     now = verdict(found)
     by = "in seconds," if now == kind else "in seconds, however,"
-    return f"; {by} {says[now]} ({numbers})"
+    return f"; {by} {_TIMES[now]} ({numbers})"
 
 
 def _exponents(analysis: Analysis, main: Measured) -> Iterator[str]:

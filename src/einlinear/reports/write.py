@@ -20,13 +20,7 @@ from einlinear.reports.words import Words, conclude
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """The files of a report, and its conclusions.
-
-    page: the self-contained page.
-    figures: its figures as SVG and PNG.
-    tables: its numbers as CSV.
-    words: the conclusions.
-    """
+    """The page of a report, its figures as SVG and PNG, its numbers as CSV, its conclusions."""
 
     page: Path
     figures: tuple[Path, ...]

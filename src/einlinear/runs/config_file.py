@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from einlinear.errors import EinlinearError, reason
-from einlinear.files.whole import as_path, parse_json, parse_toml
+from einlinear.errors import EinlinearError
+from einlinear.files.whole import as_path, checked_reading, parse_json, parse_toml
 from einlinear.runs.config import RunConfig
 
 
@@ -30,19 +30,11 @@ def read_run(path: str | Path) -> dict[str, object]:
 def read_config(path: str | Path) -> dict[str, object]:
     """The fields in a .toml or .json file, unchecked."""
     path = as_path(path, "the config")
-    try:
-        text = path.read_text(encoding="utf-8")
+    rule = "a config is a TOML file, or JSON if its name ends in .json"
+    with checked_reading(path, rule=rule, fix='write lines like: structure = "btt(rank=2)"'):
+        with checked_reading(path, rule=rule, fix="check its path", errors=(OSError,)):
+            text = path.read_text(encoding="utf-8")
         values = parse_json(text) if path.suffix == ".json" else parse_toml(text)
         if not isinstance(values, dict):
             raise ValueError("it is not a table of names and values")
-    except (OSError, ValueError) as error:
-        if isinstance(error, EinlinearError):
-            raise
-        raise EinlinearError(
-            what=f"cannot read {path}: {reason(error)}",
-            rule="a config is a TOML file, or JSON if its name ends in .json",
-            fix="check its path"
-            if isinstance(error, OSError)
-            else 'write lines like: structure = "btt(rank=2)"',
-        ) from error
-    return values
+        return values

@@ -14,10 +14,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from einlinear.errors import EinlinearError, cannot_write, quote
+from einlinear.errors import EinlinearError, cannot_write, quote, reason
 from einlinear.files.fields import typed
 from einlinear.files.seals import SEAL, check_file, sealed, unseal_
-from einlinear.files.whole import parse_object, write_whole
+from einlinear.files.whole import checked_reading, parse_object, write_whole
 from einlinear.runs.config import RunConfig
 from einlinear.runs.record import NewerError, RunRecord
 
@@ -27,6 +27,8 @@ except ImportError:  # pragma: no cover - Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 CONFIG, METRICS, MODEL, RECORD = "config.json", "metrics.jsonl", "model.safetensors", "record.json"
+
+_WRITTEN = "it is a file that a run has written"
 
 # What a killed process leaves behind. The last patterns are temporary files of safetensors, which
 # earlier versions used to write.
@@ -49,10 +51,8 @@ def is_locked(path: Path) -> bool:
     try:
         with (path / METRICS).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -94,14 +94,10 @@ class RunDirectory:
         path = self.path / CONFIG
         if not path.exists():
             return None
-        try:
+        errors = (OSError, ValueError, ArithmeticError, TypeError, RecursionError)
+        fix = "if it is damaged, delete it and give the command of the run again"
+        with checked_reading(path, rule=_WRITTEN, fix=fix, errors=errors):
             return RunConfig.from_dict(parse_object(path.read_text(encoding="utf-8")), str(path))
-        except (OSError, ValueError, ArithmeticError, TypeError, RecursionError) as error:
-            if isinstance(error, EinlinearError):
-                raise
-            raise _cannot_read(
-                path, error, "if it is damaged, delete it and give the command of the run again"
-            ) from error
 
     def owner(self) -> RunConfig | None:
         """The config of the run that the directory belongs to; None if there is none yet.
@@ -261,9 +257,7 @@ class RunDirectory:
     def write_record(self, record: RunRecord, model: str | None = None) -> None:
         """Write the record atomically, after everything else, with checksums of the other files.
 
-        Args:
-            record: of the run.
-            model: checksum of the weights file; None if there is none.
+        `model` is the checksum of the weights file.
         """
         seals = {} if model is None else {MODEL: model}
         if self._metrics is not None:
@@ -278,11 +272,9 @@ class RunDirectory:
 
     def remove_leftovers(self) -> None:
         """Remove files that killed processes left half written."""
-        found = [path for pattern in _HALF_WRITTEN for path in self.path.glob(pattern)]
-        for path in self.checkpoints.glob("step-*.safetensors"):
-            if not path.with_suffix(".json").exists():
-                found.append(path)
-        _remove(found)
+        _remove(path for pattern in _HALF_WRITTEN for path in self.path.glob(pattern))
+        weights = self.checkpoints.glob("step-*.safetensors")
+        _remove(path for path in weights if not path.with_suffix(".json").exists())
 
     def remove_checkpoints(self) -> None:
         """Remove all checkpoints and half-written files of a run that has ended."""
@@ -313,27 +305,28 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def _check_file(path: Path, name: str, seals: Mapping[str, str]) -> None:
     """Refuse a file of a finished run that is missing or has changed."""
-    try:
-        if name in seals:
-            check_file(path / name, seals[name])
-        else:  # an old run
-            (path / name).stat()
-    except (FileNotFoundError, ValueError) as error:
-        raise damaged(path, f"cannot read {path / name}: {_reason(error)}") from error
-    except OSError as error:  # it may be undamaged
-        raise _cannot_read(path / name, error, "make the file readable, and try again") from error
+    fix = "make the file readable, and try again"  # it may be undamaged
+    with checked_reading(path / name, rule=_WRITTEN, fix=fix):
+        try:
+            if name in seals:
+                check_file(path / name, seals[name])
+            else:  # an old run
+                (path / name).stat()
+        except (FileNotFoundError, ValueError) as error:
+            raise damaged(path, f"cannot read {path / name}: {reason(error)}") from error
 
 
 def _read_record(path: Path) -> tuple[RunRecord, dict[str, str]]:
     """A record, and the checksums of the other files."""
+    fix = "give the directory of a finished run"
+    with checked_reading(path, rule=_WRITTEN, fix=fix, errors=(OSError,)):
+        raw = path.read_bytes()
     try:
-        values = parse_object(path.read_text(encoding="utf-8"))
+        values = parse_object(raw.decode())
         if values.get("schema") != 1 or SEAL in values:
             unseal_(values)
         seals = values.get("files", {})
         return RunRecord.from_dict(values, str(path)), typed(dict[str, str], seals, "files")
-    except OSError as error:
-        raise _cannot_read(path, error, "give the directory of a finished run") from error
     except NewerError:
         raise
     except EinlinearError as error:
@@ -350,18 +343,6 @@ def damaged(path: Path, what: str) -> DamagedError:
         rule="the files of a finished run do not change",
         fix=f"train the run again: einlinear train --config {config} --out {out}",
     )
-
-
-def _cannot_read(path: Path, error: Exception, fix: str) -> EinlinearError:
-    return EinlinearError(
-        what=f"cannot read {path}: {_reason(error)}",
-        rule="it is a file that a run has written",
-        fix=fix,
-    )
-
-
-def _reason(error: Exception) -> object:
-    return getattr(error, "strerror", None) or error
 
 
 def _remove(paths: Iterable[Path]) -> None:

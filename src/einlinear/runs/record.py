@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from einlinear.errors import EinlinearError, quote, reason
 from einlinear.files.fields import field_types, typed
@@ -22,7 +22,6 @@ _ADDED = ("train_loss", "accuracy")  # fields that records of earlier versions d
 class LayerRouting:
     """Where a layer of experts sent the tokens of a fixed batch.
 
-    layer: its name.
     load: the share of all token-expert pairs that each expert got.
     entropy: how even the load is: 1 if all experts have the same, 0 if one has everything.
     changed: the share of tokens that went to other experts at the previous point; None at first.
@@ -38,7 +37,6 @@ class LayerRouting:
 class Point:
     """One evaluation of a run.
 
-    step: number of steps done.
     units: number of tokens, pixels, samples or images trained on.
     macs: multiply-adds of the forward passes over them.
     seconds: time in steps so far, without evaluations, checkpoints and start-up.
@@ -46,7 +44,6 @@ class Point:
     loss: on the validation set; None if not finite.
     train_loss: mean over the steps since the previous point; None at the start or if not finite.
     rate: the learning rate of the last step, at the base width.
-    routing: of every layer of experts.
     """
 
     step: int
@@ -62,8 +59,7 @@ class Point:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Point:
         """Build a point from `dataclasses.asdict`, also after JSON; raises ValueError."""
-        point: Point = typed(cls, values, "a point")
-        return point
+        return cast(Point, typed(cls, values, "a point"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +91,10 @@ class Counts:
 class RunRecord:
     """The result of a run: its config, counts, curve and environment.
 
-    config: what decided it.
     status: "finished", or "diverged": the loss was not finite, or stayed far above the start.
     steps_done: number of steps done; all steps of the config if it finished.
     curve: the evaluations; the first is before any step.
     unit: token, pixel, sample or image.
-    counts: parameters and multiply-adds per unit.
     peak_bytes: peak memory in a step: weights, gradients, optimizer, activations.
     environment: versions, processor, threads, number of processes, a fingerprint of the data.
     train_loss: mean training loss over the last tenth of the steps; None if the run ended before,

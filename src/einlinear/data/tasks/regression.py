@@ -105,12 +105,8 @@ def open_regression_task(
 ) -> RegressionTask:
     """Open the task of a teacher, by default the paper's. Ref: [P24 App. D].
 
-    Args:
-        data: must be None, because this task reads no file.
-        in_features: the width of an input.
-        teacher_width: of the hidden layers of the teacher.
-        teacher_depth: number of layers, input and output layer included.
-        teacher_seed: each seed gives another teacher.
+    It reads no data. The depth is the number of layers, input and output layer included; each
+    `teacher_seed` gives another teacher.
     """
     if data is not None:
         raise EinlinearError(

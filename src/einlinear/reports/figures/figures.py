@@ -9,7 +9,7 @@ import numpy as np
 
 from einlinear.laws.fit import PowerLaw
 from einlinear.laws.multiplier import Multiplier
-from einlinear.laws.observations import Bools, Observations
+from einlinear.laws.observations import Observations
 from einlinear.reports.analyse import Analysis, Measured, is_wrong
 from einlinear.reports.figures.panels import Figure, Panel, Series, SeriesRole
 from einlinear.reports.shown import ShownRun
@@ -119,7 +119,11 @@ def _residuals(analysis: Analysis) -> Figure:
     laws = [row.law for row in rows if row.law is not None]
     panels = []
     if main is not None and any(is_wrong(a) or a.at_bound == "lowest loss" for a in laws):
-        series = [_residuals_of(main.front.of(law.structure), law) for law in laws]
+        series = []
+        for law in laws:
+            x, loss, _ = _by_compute(main.front.of(law.structure))
+            y = tuple(100 * (value / law.loss(at) - 1) for at, value in zip(x, loss, strict=True))
+            series.append(Series(law.structure, "residual", tuple(x), y))
         panels.append(
             Panel(
                 name=main.measure,
@@ -139,11 +143,10 @@ def _residuals(analysis: Analysis) -> Figure:
     return Figure("residuals", "Residuals", about, tuple(panels))
 
 
-def _residuals_of(front: Observations, law: PowerLaw) -> Series:
+def _by_compute(front: Observations) -> tuple[list[float], list[float], list[str]]:
+    """Compute, losses and runs of the points of a frontier, by compute."""
     order = np.argsort(front.compute, kind="stable")
-    x, loss = front.compute[order].tolist(), front.loss[order].tolist()
-    y = tuple(100 * (value / law.loss(at) - 1) for at, value in zip(x, loss, strict=True))
-    return Series(law.structure, "residual", tuple(x), y)
+    return front.compute[order].tolist(), front.loss[order].tolist(), front.run[order].tolist()
 
 
 def _left_out(analysis: Analysis) -> str:
@@ -157,11 +160,9 @@ def _left_out(analysis: Analysis) -> str:
 
 
 def _of_structure(analysis: Analysis, found: Measured, name: str) -> list[Series]:
-    front = found.front.of(name)
-    order = np.argsort(front.compute, kind="stable")
     runs = {run.id: run for run in analysis.runs}
-    x, y = front.compute[order].tolist(), front.loss[order].tolist()
-    text = tuple(run_label(runs[run]) for run in front.run[order].tolist())
+    x, y, ids = _by_compute(found.front.of(name))
+    text = tuple(run_label(runs[one]) for one in ids)
     series = [Series(name, "runs"), Series(name, "frontier", tuple(x), tuple(y), text)]
     row = found.laws[name]
     if row.law is not None and row.law.a > 0:
@@ -216,8 +217,9 @@ def _curve_panel(analysis: Analysis, found: Measured) -> Panel:
     for name in analysis.structures:
         if name in found.multipliers:
             series += _multiplier_curve(found.multipliers[name])
-    inside = [v for s in series if s.role != "band" for v in s.y]
-    inside += [v for m in found.multipliers.values() for v in _inner_ends(m)]
+    drawn = [v for s in series if s.role != "band" for v in s.y]
+    for one in found.multipliers.values():
+        drawn += np.array([one.low, one.high])[:, ~one.is_extrapolated].ravel().tolist()
     return Panel(
         name=found.measure,
         x_title=loss_name(analysis),
@@ -225,14 +227,8 @@ def _curve_panel(analysis: Analysis, found: Measured) -> Panel:
         series=tuple(series),
         is_reversed=True,
         line_y=1.0,
-        y_range=_range(inside),
+        y_range=_range(drawn),
     )
-
-
-def _inner_ends(found: Multiplier) -> list[float]:
-    """The ends of the interval where it is not extrapolated."""
-    inside = ~found.is_extrapolated
-    return [*found.low[inside].tolist(), *found.high[inside].tolist()]
 
 
 def _range(values: Sequence[float], most: float = 100.0) -> tuple[float, float]:
@@ -251,17 +247,14 @@ def _multiplier_curve(found: Multiplier) -> list[Series]:
     y = (*found.high[has_band].tolist(), *found.low[has_band][::-1].tolist())
     series = [Series(name, "band", x, y)] if len(x) else []
     known = (found.values > 1 / _DRAWN) & (found.values < _DRAWN)
-    for role, here in (("value", ~found.is_extrapolated), ("guess", _widened(found))):
+    guessed = found.is_extrapolated
+    # One more value on each side, so that the parts of the curve meet.
+    widened = guessed | np.append(guessed[1:], False) | np.append(False, guessed[:-1])
+    for role, here in (("value", ~guessed), ("guess", widened)):
         values = np.where(known & here, found.values, np.nan)
         if np.isfinite(values).any():
             series.append(Series(name, role, tuple(found.losses.tolist()), tuple(values.tolist())))  # type: ignore[arg-type]
     return series
-
-
-def _widened(found: Multiplier) -> Bools:
-    """Where the curve is extrapolated, plus one value on each side, so that the parts meet."""
-    here = found.is_extrapolated
-    return np.asarray(here | np.append(here[1:], False) | np.append(False, here[:-1]))
 
 
 def _dot_panel(analysis: Analysis, found: Measured) -> Panel:

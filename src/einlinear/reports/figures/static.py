@@ -27,6 +27,14 @@ _MARKERS = {
     "x": "X",
     "circle-open": "o",
 }
+_LINES: dict[str, dict[str, Any]] = {
+    "frontier": {"linestyle": "none"},
+    "residual": {"linewidth": 0.9},
+    "law": {"linewidth": 1.6},
+    "value": {"linewidth": 1.6},
+    "beyond": {"linewidth": 1.2, "linestyle": (0, (4, 3))},
+    "guess": {"linewidth": 1.2, "linestyle": (0, (4, 3))},
+}
 _MOST_POINTS = 6000  # with more, draw runs as pixels instead of shapes
 _FEW_TIMES = 5.0  # if the ends of an axis are closer, ticks at 1, 2, 5 are too few
 _IN_A_ROW = 5  # structures in a row of the legend
@@ -96,15 +104,8 @@ def save_drawing(
     grid = canvas.subplots(1, wide, squeeze=False)[0]
     for axes, panel in zip(grid, drawing.panels, strict=True):
         _draw_panel(axes, panel, analysis, looks)
-    handles = [_handle(look) for look in shown]
-    canvas.legend(
-        handles=handles,
-        loc="upper left",
-        ncols=_IN_A_ROW,
-        frameon=False,
-        fontsize=8,
-        labelcolor=INK,
-    )
+    style = {"ncols": _IN_A_ROW, "frameon": False, "fontsize": 8, "labelcolor": INK}
+    canvas.legend(handles=[_handle(look) for look in shown], loc="upper left", **style)
     return [save_figure(canvas, folder / f"{drawing.name}{ending}") for ending in (".svg", ".png")]
 
 
@@ -178,8 +179,8 @@ def _finish(axes: Any, panel: Panel) -> None:
         _label(axes.yaxis, axes.get_ylim())
     if panel.is_log_x and not panel.measure:
         _label(axes.xaxis, axes.get_xlim())
-    if any(series.role == "dot" for series in panel.series):
-        dots = [series for series in panel.series if series.role == "dot"]
+    dots = [series for series in panel.series if series.role == "dot"]
+    if dots:
         axes.set_yticks([s.y[0] for s in dots], [_plain(_clipped(s.text[0])) for s in dots])
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -219,14 +220,9 @@ def _draw_runs(axes: Any, series: Series, panel: Panel, analysis: Analysis, look
 
 def _draw_series(axes: Any, series: Series, look: Look) -> None:
     colour = look.colour
-    if series.role == "frontier":
-        axes.plot(series.x, series.y, linestyle="none", color=colour, **_marker(look, 3.4))
-    elif series.role == "residual":
-        axes.plot(series.x, series.y, color=colour, linewidth=0.9, **_marker(look, 3.4))
-    elif series.role in ("law", "value"):
-        axes.plot(series.x, series.y, color=colour, linewidth=1.6)
-    elif series.role in ("beyond", "guess"):
-        axes.plot(series.x, series.y, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
+    if series.role in _LINES:
+        marker = _marker(look, 3.4) if series.role in ("frontier", "residual") else {}
+        axes.plot(series.x, series.y, color=colour, **_LINES[series.role], **marker)
     elif series.role == "band":
         axes.fill(series.x, series.y, color=colour, alpha=0.12, linewidth=0)
     elif series.role == "dot":
