@@ -44,11 +44,6 @@ _GROUP_WIDTH = 0.8
 """The width that the points of one structure take together."""
 _DASHES = {"mixture": "solid", "masked": "dash", "baseline": "dot"}
 _LINE_COLORS = ("#7c3aed", "#0d9488", "#d97706", "#2563a8", "#be185d", "#65a30d")
-_CAPTIONS = {
-    "layers": "Layers",
-    "experts": "Mixtures of experts",
-    "blocks": "Blocks in training",
-}
 
 
 def bench_page(result: BenchResult) -> str:
@@ -74,7 +69,6 @@ def bench_page(result: BenchResult) -> str:
         notes=result.notes,
         panels=panels,
         tables=bench_tables(result.rows),
-        captions=_CAPTIONS,
         words=WORD_COLUMNS,
         cells=row_cells,
         is_ours=is_ours,

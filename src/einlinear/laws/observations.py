@@ -82,15 +82,14 @@ class Observations:
 
     def __post_init__(self) -> None:
         columns: dict[str, Any] = {
-            "run": _names(self.run),
+            "run": _names("run", self.run),
             "compute": _converted(self.compute, "compute", _floats),
             "loss": _converted(self.loss, "loss", _floats),  # None becomes nan
         }
-        _check_names("run", columns["run"])
         count = len(columns["run"])
         columns["structure"] = _filled("structure", self.structure, np.full(count, "all", object))
         seed = _filled("seed", self.seed, np.zeros(count, object))
-        columns["seed"] = _converted(seed, "seed", _whole)
+        columns["seed"] = _converted(seed, "seed", _whole, "whole number")
         columns["group"] = _filled("group", self.group, columns["run"])
         columns["size"] = _filled("size", self.size, columns["group"])
         if not isinstance(self.more, Mapping):
@@ -99,7 +98,7 @@ class Observations:
                 rule="more holds additional columns by name",
                 fix='give {"width": [...]}, or leave it out',
             )
-        more = {name: _names(column) for name, column in self.more.items()}
+        more = {name: _column(column) for name, column in self.more.items()}
         for name, column in [*columns.items(), *more.items()]:
             if column.shape != (count,):
                 raise _not_of_length(name, column.size, count)
@@ -235,7 +234,7 @@ def _check_size(values: Any) -> None:
         )
 
 
-def _names(values: Any) -> Any:
+def _column(values: Any) -> Any:
     _check_size(values)
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return np.asarray(values, dtype=object)
@@ -246,16 +245,11 @@ def _names(values: Any) -> Any:
     return object_column(list(values))
 
 
-def _check_names(name: str, column: Objects) -> None:
-    """Refuse values that cannot be compared, such as lists."""
-    try:
-        set(column.tolist())
-    except (TypeError, RecursionError) as error:
-        raise EinlinearError(
-            what=f"{name} cannot be read: {reason(error)}",
-            rule=f"{name} is a column of texts or numbers",
-            fix="give one text or number per point",
-        ) from error
+def _names(name: str, values: Any) -> Any:
+    """A column of names; refuses values that cannot be compared, such as lists."""
+    column = _column(values)
+    _converted(column.tolist(), name, set, "text", "number")
+    return column
 
 
 def _floats(values: Any) -> Floats:
@@ -272,15 +266,16 @@ def _whole(values: Any) -> Ints:
     return np.asarray(whole)
 
 
-def _converted(values: Any, name: str, convert: Callable[[Any], Any]) -> Any:
+def _converted(values: Any, name: str, convert: Callable[[Any], Any], *kinds: str) -> Any:
     _check_size(values)
+    kinds = kinds or ("number",)
     try:
         return convert(values)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EinlinearError(
             what=f"{name} cannot be read: {reason(error)}",
-            rule=f"{name} is a column of {'whole ' if name == 'seed' else ''}numbers",
-            fix="give one number per point",
+            rule=f"{name} is a column of {' or '.join(f'{kind}s' for kind in kinds)}",
+            fix=f"give one {' or '.join(kinds)} per point",
         ) from error
 
 
@@ -293,8 +288,7 @@ def _is_empty(column: Any) -> Bools:
 def _filled(name: str, column: Any, default: NDArray[Any]) -> Any:
     if column is None:
         return default
-    given = _names(column)
-    _check_names(name, given)
+    given = _names(name, column)
     if given.shape != default.shape:
         return given
     return np.where(_is_empty(given), default, given)

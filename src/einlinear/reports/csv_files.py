@@ -60,12 +60,11 @@ def law_rows(analysis: Analysis) -> Iterator[CsvRow]:
             for name in ("linf", "b", "a"):
                 values |= _with_ends(law, name)
             for name in ("r2", "rms", "num_points", "num_runs", "decades"):
-                values[name] = None if law is None else getattr(law, name)
-            thirds = (None, None, None) if law is None else law.thirds
-            for name, value in zip(("first", "middle", "last"), thirds, strict=True):
-                values[f"residual_{name}"] = value
+                values[name] = getattr(law, name, None)
+            for k, third in enumerate(("first", "middle", "last")):
+                values[f"residual_{third}"] = None if law is None else law.thirds[k]
             for name in ("is_systematic", "undercut", "overshoot", "stray", "at_bound"):
-                values[name] = None if law is None else getattr(law, name)
+                values[name] = getattr(law, name, None)
             yield values | {"points": "" if law is None else row.points, "note": row.note}
 
 

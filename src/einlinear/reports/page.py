@@ -17,7 +17,6 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from einlinear.laws.fit import percent_thirds
-from einlinear.laws.multiplier import Multiplier
 from einlinear.reports.analyse import MEASURES, Analysis
 from einlinear.reports.cautions import MOST_NAMED, level
 from einlinear.reports.figures.figures import measure_name, run_label, unit_of
@@ -25,11 +24,10 @@ from einlinear.reports.figures.panels import Figure, Look
 from einlinear.reports.reproduce import commands
 from einlinear.reports.shown import RUN_COLUMNS, RunColumn, ShownRun
 from einlinear.reports.words import Words, facts, verdict
-from einlinear.show.numbers import FLOPS_PER_MAC, NONE, short
+from einlinear.show.numbers import FLOPS_PER_MAC, NONE
 from einlinear.show.pages import plotly_script, render
 
 MOST_ROUTED = 12  # runs whose routing the page shows
-_VERDICTS = {"better": "needs less", "worse": "needs more", "alike": "cannot be distinguished"}
 
 
 def make_page(
@@ -72,8 +70,8 @@ def make_page(
         measure_name=partial(measure_name, analysis),
         run_label=run_label,
         percent_thirds=percent_thirds,
-        verdict_text=_verdict_text,
-        mean_and_deviation=_mean_and_deviation,
+        verdict=verdict,
+        isfinite=isfinite,
         **_law_values(analysis),
         **_final_values(analysis),
         **_linf_values(analysis),
@@ -121,15 +119,6 @@ def _law_values(analysis: Analysis) -> dict[str, Any]:
         "compared": compared,
         "compared_names": {n for found in compared for n in (*found.multipliers, *found.reasons)},
     }
-
-
-def _verdict_text(one: Multiplier) -> str:
-    text = _VERDICTS[verdict(one)] if isfinite(one.median) else "not reached"
-    return f"{text}, extrapolated" if one.mean_is_extrapolated else text
-
-
-def _mean_and_deviation(one: Multiplier) -> str:
-    return f"{short(one.mean)} \u00b1 {short(one.std, 2)}" if isfinite(one.mean) else NONE
 
 
 def _final_values(analysis: Analysis) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def commands(analysis: Analysis) -> list[tuple[str, str]]:
     ended = [run for run in analysis.runs if run.config is not None and run.loss is not None]
     best = min(ended, key=lambda run: run.loss or 0.0, default=None)
     if best is not None and best.config is not None:
-        command_text = train_command(best.config, "run")
-        found.append((f"The run with the lowest loss, {best.structure}", command_text))
+        title = f"The run with the lowest loss, {best.structure}"
+        found.append((title, train_command(best.config, "run")))
     found.append(("This report", report_command(gathered.source, analysis.settings)))
     return found
 

@@ -105,17 +105,15 @@ class RunDirectory:
         config.json has no checksum. A record with valid checksums of itself and its model takes
         precedence.
         """
-        record = None
+        record = held = None
         with suppress(EinlinearError):  # a damaged record tells nothing
             record = self.read_record()
-        try:
+        if record is None:
+            return self.read_config()
+        with suppress(EinlinearError):
             held = self.read_config()
-        except EinlinearError:
-            if record is None:
-                raise
-            held = None
-        if record is None or held is None:
-            return held if record is None else record.config
+        if held is None:
+            return record.config
         if held.id != record.id:
             with suppress(DamagedError):
                 self.read_finished(record.config)
