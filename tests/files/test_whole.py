@@ -1,4 +1,4 @@
-"""Files written whole: links, pipes, loops of links."""
+"""Files written whole: links, pipes, loops of links; errors of reading."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from einlinear.errors import EinlinearError
-from einlinear.files.whole import write_whole
+from einlinear.files.whole import checked_reading, write_whole
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
 
@@ -56,3 +56,24 @@ def test_an_error_in_the_middle_leaves_what_was_there(tmp_path):
         write_whole(path, chunks())
     assert path.read_bytes() == b"old"
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no table"), PermissionError(13, "Permission denied")]
+)
+def test_errors_of_reading_name_the_file(error):
+    with pytest.raises(EinlinearError) as raised:
+        with checked_reading(Path("a.csv"), rule="a rule", fix="a fix"):
+            raise error
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    assert (raised.value.what, raised.value.rule) == (f"cannot read a.csv: {said}", "a rule")
+    assert raised.value.__cause__ is error
+
+
+def test_errors_that_are_not_of_reading_stay():
+    ours = EinlinearError(what="a", rule="b", fix="c")
+    for error, kinds in ((ours, (OSError, ValueError)), (ValueError("d"), (OSError,))):
+        with pytest.raises(type(error)) as raised:
+            with checked_reading(Path("a.csv"), rule="", fix="", errors=kinds):
+                raise error
+        assert raised.value is error

@@ -79,10 +79,8 @@ def stack_cases(
                 rule=f"blocks have attention heads of {HEAD}, so the width must be a multiple",
                 fix=f"--widths {max(HEAD, width - width % HEAD)}, or leave --blocks out",
             )
-        case = f"{num_blocks:,} blocks, width {width:,}"
-        check_fits(
-            case, 4 * 12 * width**2 * num_blocks
-        )  # with gradients and the two moments of AdamW
+        numbers = 4 * 12 * width**2 * num_blocks  # with gradients and the two moments of AdamW
+        check_fits(f"{num_blocks:,} blocks, width {width:,}", numbers)
     names = tuple(dict.fromkeys(structures))
     counts = [max(1, count // SEQUENCE) * SEQUENCE for count in tokens]
     cases = [StackCase(names, width, count, num_blocks) for width in widths for count in counts]

@@ -209,24 +209,18 @@ class _Machine:
                 self.memo[len(self.memo) if argument is None else int(argument)] = item
             case "GET" | "BINGET" | "LONG_BINGET":
                 self.recall(int(argument))
-            case "EMPTY_TUPLE":
-                self.push(())
+            case "EMPTY_TUPLE" | "EMPTY_LIST" | "EMPTY_DICT":
+                self.push({"EMPTY_TUPLE": (), "EMPTY_LIST": [], "EMPTY_DICT": {}}[name])
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 items = self.pop(int(name[-1]))
                 self.push(tuple(_values(items)), items)
-            case "TUPLE":
+            case "TUPLE" | "LIST":
                 items = self.pop_to_mark()
-                self.push(tuple(_values(items)), items)
-            case "EMPTY_LIST":
-                self.push([])
-            case "LIST":
-                items = self.pop_to_mark()
-                self.push(_values(items), items)
+                values = _values(items)
+                self.push(values if name == "LIST" else tuple(values), items)
             case "APPEND" | "APPENDS":
                 items = self.pop() if name == "APPEND" else self.pop_to_mark()
                 self.extend(list, items).extend(_values(items))
-            case "EMPTY_DICT":
-                self.push({})
             case "DICT" | "SETITEM" | "SETITEMS":
                 items = self.pop(2) if name == "SETITEM" else self.pop_to_mark()
                 if name == "DICT":

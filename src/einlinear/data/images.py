@@ -57,16 +57,13 @@ def load_images(path: str | Path | None = None, pool: int = 1) -> Images:
         digest.update(np.ascontiguousarray(parts[key]).tobytes())
     train, test = (_pooled(parts[key], pool, name) for key in ("train_x", "test_x"))
     mean, std = train.mean((0, 1, 2)), train.std((0, 1, 2)) + 1e-6
-    train_y, test_y = (parts[key].astype(np.int64) for key in ("train_y", "test_y"))
-    return Images(
-        train_x=((train - mean) / std).reshape(len(train), -1).astype(np.float32),
-        train_y=train_y,
-        test_x=((test - mean) / std).reshape(len(test), -1).astype(np.float32),
-        test_y=test_y,
-        num_classes=int(max(train_y.max(), test_y.max())) + 1,
-        fingerprint=digest.hexdigest()[:16],
-        name=name,
+    train_x, test_x = (
+        ((x - mean) / std).reshape(len(x), -1).astype(np.float32) for x in (train, test)
     )
+    train_y, test_y = (parts[key].astype(np.int64) for key in ("train_y", "test_y"))
+    num_classes = int(max(train_y.max(), test_y.max())) + 1
+    fingerprint = digest.hexdigest()[:16]
+    return Images(train_x, train_y, test_x, test_y, num_classes, fingerprint, name)
 
 
 def patch_halves() -> dict[str, npt.NDArray[Any]]:

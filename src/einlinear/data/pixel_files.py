@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def load_pictures(data: str | Path | Sequence[str | Path] | None = None) -> Pict
         folder = cifar_folder(paths[0])
         if folder is not None:
             held = read_cifar(folder)
-            return Pictures(*(box_average(held[key], str(folder)) for key in ("train_x", "test_x")))
+            return Pictures(box_average(held["train_x"]), box_average(held["test_x"]))
         paths = sorted(paths[0].glob("*.npz"))
     if not paths:
         raise EinlinearError(what=f"{quote(data)} holds no .npz files", rule=_RULE, fix=_FIX)
@@ -105,13 +105,15 @@ def _read(path: Path) -> Pictures:
 def _averaged(arrays: Arrays, key: str, path: Path) -> Array:
     """Average an array block by block: one file of CIFAR-5M has three gigabytes."""
     with arrays.open(key) as (header, file):
-        name = f"{key} of {path}"
-        shape = header.shape
-        if len(shape) != 4 or header.dtype != np.uint8 or header.is_fortran or not header.size:
-            raise _wrong(name, shape, header.dtype)
-        _check_shape(shape, header.dtype, name)
-        blocks = [box_average(block, name) for block in _blocks(file, header)]
-    return np.concatenate(blocks)
+        shape, dtype = header.shape, header.dtype
+        is_right = len(shape) == 4 and dtype == np.uint8 and not header.is_fortran and header.size
+        if not is_right or shape[3] != CHANNELS or shape[1] % SIDE or shape[2] % SIDE:
+            raise EinlinearError(
+                what=f"{key} of {path} has images of shape {quote(shape)} and dtype {dtype}",
+                rule=_RULE,
+                fix=_FIX,
+            )
+        return np.concatenate([box_average(block) for block in _blocks(file, header)])
 
 
 def _blocks(file: IO[bytes], header: Header) -> Iterator[Array]:
@@ -123,25 +125,12 @@ def _blocks(file: IO[bytes], header: Header) -> Iterator[Array]:
         yield np.frombuffer(read_exactly(file, rows * size), np.uint8).reshape(rows, *image)
 
 
-def box_average(images: Array, name: str) -> Array:
+def box_average(images: Array) -> Array:
     """Shrink images to 8 x 8 pixels; each pixel is the mean of a box, halves rounded up."""
     count, rows, columns, colours = images.shape
-    _check_shape(images.shape, images.dtype, name)
     if (rows, columns) == (SIDE, SIDE):
         return images
     down, right = rows // SIDE, columns // SIDE
     sums = images.reshape(count, SIDE, down, SIDE, right, colours).sum((2, 4), dtype=np.uint32)
     means: Array = (2 * sums + down * right) // (2 * down * right)
     return means.astype(np.uint8)
-
-
-def _check_shape(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
-    _, rows, columns, colours = shape
-    if colours != CHANNELS or not rows or not columns or rows % SIDE or columns % SIDE:
-        raise _wrong(name, shape, dtype)
-
-
-def _wrong(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> EinlinearError:
-    return EinlinearError(
-        what=f"{name} has images of shape {quote(shape)} and dtype {dtype}", rule=_RULE, fix=_FIX
-    )

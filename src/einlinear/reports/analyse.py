@@ -219,13 +219,8 @@ def _measure(
     fitter = _Fitter(data, reference if reference in choices else None, settings, resamples)
     fitter.fit(choices, is_compared)
     rows = {
-        name: LawRow(
-            name,
-            fitter.laws.get(name),
-            fitter.points.get(name, "inner"),
-            fitter.notes.get(name, notes[name]),
-        )
-        for name in data.structures
+        name: LawRow(name, fitter.laws.get(name), fitter.points.get(name, "inner"), note)
+        for name, note in (notes | fitter.notes).items()
     }
     reasons = {
         name: rows[name].note or "the reference has no law"

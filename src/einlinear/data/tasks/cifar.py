@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from einlinear.data.images import Images, load_images
 from einlinear.data.tasks.task import VALIDATION_BATCH, Batch, batches, random_rows, spread
 from einlinear.errors import EinlinearError, quote
-from einlinear.structures.values import whole_number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,4 +78,4 @@ def open_cifar_task(
             rule="the images and classes are in one file or one folder",
             fix="give one path",
         )
-    return CifarTask(load_images(data, whole_number(pool, "pool", 1)))
+    return CifarTask(load_images(data, pool))
