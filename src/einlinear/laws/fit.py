@@ -113,7 +113,12 @@ class PowerLaw:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Fit:
-    """The power laws of all structures, how they were fitted, and to which points."""
+    """The power laws of all structures, how they were fitted, and to which points.
+
+    level: level of the intervals.
+    resamples: number of bootstrap samples behind the intervals.
+    points: the observations that were fitted.
+    """
 
     laws: tuple[PowerLaw, ...]
     method: Method

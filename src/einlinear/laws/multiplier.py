@@ -84,8 +84,17 @@ def compute_multiplier(
 ) -> dict[str, Multiplier]:
     """The multiplier of every structure except the reference: 2 means half the compute.
 
-    The curve of a multiplier is over `losses`, by default 41 that span all frontiers. The other
-    arguments are those of `fit_power_law`.
+    Args:
+        observations: observations, or records, which are compared by training FLOPs.
+        reference: the structure to compare with.
+        linf: "shared" by all laws, "fitted" for each structure, or a number.
+        points: as in `fit_power_law`.
+        method: as in `fit_power_law`.
+        tolerance: as in `fit_power_law`.
+        losses: losses of the curve; defaults to 41 that span all frontiers.
+        level: level of the intervals.
+        resamples: bootstrap samples for the intervals; 0 for no intervals.
+        seed: random seed of the samples.
     """
     data = as_observations(observations)
     data.of(reference)
@@ -225,8 +234,13 @@ def linf_table(
     """The laws and multipliers at several given linf: how much conclusions depend on it.
 
     One or two decades of compute do not determine linf. The data do not support a conclusion that
-    changes within this table. The default values are 0, 0.3, 0.6, 0.8 and 0.9 of the lowest loss;
-    the other arguments are those of `compute_multiplier`.
+    changes within this table.
+
+    Args:
+        observations: observations, or records, which are compared by training FLOPs.
+        values: values of linf; defaults to 0, 0.3, 0.6, 0.8 and 0.9 of the lowest loss.
+        reference: the structure that multipliers compare with.
+        points: as in `fit_power_law`.
     """
     data = as_observations(observations)
     if values is None:

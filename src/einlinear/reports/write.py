@@ -20,7 +20,13 @@ from einlinear.reports.words import Words, conclude
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """The page of a report, its figures as SVG and PNG, its numbers as CSV, its conclusions."""
+    """The files of a report, and its conclusions.
+
+    page: the self-contained page.
+    figures: its figures as SVG and PNG.
+    tables: its numbers as CSV.
+    words: the conclusions.
+    """
 
     page: Path
     figures: tuple[Path, ...]

@@ -91,10 +91,12 @@ class Counts:
 class RunRecord:
     """The result of a run: its config, counts, curve and environment.
 
+    config: what decided it.
     status: "finished", or "diverged": the loss was not finite, or stayed far above the start.
     steps_done: number of steps done; all steps of the config if it finished.
     curve: the evaluations; the first is before any step.
     unit: token, pixel, sample or image.
+    counts: parameters and multiply-adds per unit.
     peak_bytes: peak memory in a step: weights, gradients, optimizer, activations.
     environment: versions, processor, threads, number of processes, a fingerprint of the data.
     train_loss: mean training loss over the last tenth of the steps; None if the run ended before,
