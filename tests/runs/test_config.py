@@ -18,7 +18,7 @@ def configs(draw):
     own = {"head_size": 8} if task in ("text", "pixels") else {}
     return RunConfig(
         task=task,
-        preset=draw(st.sampled_from(["cpu", "paper"])),
+        preset=draw(st.sampled_from(["cpu", "paper", "release"])),
         structure=draw(st.sampled_from(["dense", "btt(rank=2)", "XA^1 YB^1 AB:4"])),
         width=8 * draw(st.integers(1, 100)),
         lr=draw(st.floats(1e-9, 1e3)),
@@ -52,7 +52,8 @@ def test_the_id_knows_every_field_that_counts(config):
         "activation": "gelu",
         "parametrization": "naive",
         "schedule": "wsd",
-        "precision": "bfloat16",
+        "eval_spacing": "even" if config.eval_spacing == "geometric" else "geometric",
+        "precision": "bfloat16" if config.precision == "float32" else "float32",
         "device": "cuda",
         "vocabulary": "gpt2",
         "betas": (0.5, 0.5),
@@ -108,6 +109,40 @@ def test_fields_that_later_versions_added_leave_old_ids_and_files_as_they_were()
     assert replace(config, save_model=False).id == config.id
 
 
+def test_runs_of_earlier_versions_keep_the_settings_and_the_id_that_they_had():
+    """The file was written before presets decided heads, biases and others."""
+    earlier = {
+        "task": "pixels", "preset": "paper", "data": None, "validation": None, "rule": None,
+        "structure": "btt", "experts": "linear", "num_experts": 0, "num_active": 2,
+        "balance": 0.01, "convert_head": False, "head_aligned": False, "weight_norm": True,
+        "width": 64, "depth": 3, "head_size": 64, "context": None, "vocabulary": None,
+        "positions": "learned", "embedding_std": 0.02, "tied": False, "teacher_width": None,
+        "teacher_depth": None, "batch_size": 64, "accumulation": 1, "steps": 100000, "lr": 0.003,
+        "base_width": 64, "schedule": "cosine", "warmup": 0, "decay_share": 0.2, "final_rate": 0.0,
+        "betas": [0.9, 0.999], "weight_decay": 0.0, "grad_clip": 1.0, "precision": "float32",
+        "seed": 0, "eval_points": 20, "eval_size": 2048, "ema": 0.0, "compile": False,
+        "device": "auto", "shard": "ddp", "checkpoint_every": 1000,
+    }  # fmt: skip
+    read = RunConfig.from_dict(earlier)
+    assert (read.num_heads, read.bias, read.zero_query, read.scale_branches, read.tf32) == (
+        (None, False, False, True, False)
+    )
+    assert read.id == "c6c9381dac800585"
+    for text in (read.to_json(), json.dumps(earlier)):
+        assert RunConfig.from_dict(json.loads(text)) == read
+
+
+@pytest.mark.parametrize("task", ["pixels", "regression"])
+def test_a_setting_of_earlier_versions_is_kept_where_the_preset_has_another(tmp_path, task):
+    own = {"num_heads": 4, "bias": False, "zero_query": False} if task == "pixels" else {}
+    own |= {"input_norm": False} if task == "regression" else {}
+    config = RunConfig(task=task, preset="paper", scale_branches=True, eval_spacing="geometric",
+                       tf32=False, **own)  # fmt: skip
+    for name, text in (("a.json", config.to_json()), ("a.toml", config.to_toml())):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert load_config(tmp_path / name) == config
+
+
 def test_experts_are_in_the_id():
     assert RunConfig(num_experts=4).id != RunConfig(num_experts=4, experts="ffn").id
 
@@ -138,6 +173,10 @@ def test_the_warm_up_of_short_runs():
         ({"width": 64.0}, ["width is 64.0"]),
         ({"width": True}, ["width is True"]),
         ({"width": 60}, ["width is 60", "head_size 16"]),
+        ({"width": 60, "num_heads": 8}, ["width is 60", "num_heads 8"]),
+        ({"head_size": 8, "num_heads": 8}, ["head_size is 8 and num_heads is 8", "only one"]),
+        ({"task": "cifar", "num_heads": 8}, ["num_heads is 8", "setting of text and pixels"]),
+        ({"task": "pixels", "preset": "paper-gpt2"}, ["preset is paper-gpt2", "cpu, paper"]),
         ({"steps": 0}, ["steps is 0"]),
         ({"lr": 0}, ["lr is 0", "above 0"]),
         ({"lr": float("nan")}, ["lr is nan"]),

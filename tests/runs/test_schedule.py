@@ -46,6 +46,15 @@ def test_evaluations_by_hand():
     assert eval_steps(7, 1) == (0, 7)
 
 
+@given(st.integers(1, 10**6), st.integers(1, 60))
+def test_even_evaluations(steps, num_points):
+    points = eval_steps(steps, num_points, "even")
+    assert (points[0], points[-1]) == (0, steps)
+    assert len(points) == min(steps, num_points) + 1
+    gaps = [b - a for a, b in pairwise(points)]
+    assert max(gaps) - min(gaps) <= 1
+
+
 def test_logs():
     assert [log_interval(steps) for steps in (1, 99, 250, 10**6)] == [1, 1, 2, 100]
 

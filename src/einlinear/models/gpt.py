@@ -35,14 +35,15 @@ class GPT(nn.Module):
     """The language model of the paper: GPT-2 with the changes that µP needs.
 
         x = embedding[token] + places[i]             places only with learned positions
-        x = x + s attention(norm(x))                 in each block, s = sqrt(3 / depth)
+        x = x + s attention(norm(x))                 in each block, s = branch_scale
         x = x + s down(gelu(up(norm(x))))
         logits = head(norm(x))
 
-    Queries and keys are normalised per head, and attention scores are 8 q k / head_size. There are
-    no biases. The head and the last layer of every residual branch start at zero, so a new model
-    gives equal logits. Every linear layer is an nn.Linear that `convert_` can replace. Call `init_`
-    after converting: the new layers do not know that they should start at zero.
+    Queries and keys are normalised per head, and attention scores are 8 q k / head_size. The head
+    and the last layer of every residual branch start at zero, so a new model gives equal logits.
+    Every linear layer is an nn.Linear that `convert_` can replace. Call `init_` after converting:
+    the new layers do not know that they should start at zero. The defaults are the paper's model of
+    text; its model of pixels has num_heads=8, bias=True, zero_query=True and branch_scale=1.
     Ref: [P24, R19]; rotary [S21]; alibi [P22].
 
     Args:
@@ -57,6 +58,11 @@ class GPT(nn.Module):
         tied: share one weight between the embedding and the head. The input of the head is then
             multiplied by 64 / width, because an embedding moves by the same amount at every width.
             Keep embedding_std small: a token's own logit starts near 64 embedding_std.
+        bias: whether norms and linear layers have biases, except the projections to queries, keys
+            and values.
+        zero_query: whether the projections to queries start at zero, too.
+        branch_scale: factor of the residual branches; sqrt(3 / depth) by default, which is 1 for 3
+            blocks.
         device: device of the parameters.
         dtype: dtype of the parameters.
     """
@@ -73,6 +79,9 @@ class GPT(nn.Module):
         positions: PositionKind = "learned",
         embedding_std: float = EMBEDDING_STD,
         tied: bool = False,
+        bias: bool = False,
+        zero_query: bool = False,
+        branch_scale: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -90,7 +99,8 @@ class GPT(nn.Module):
                 rule="rotary positions rotate pairs of features",
                 fix='give an even head_size, or positions="alibi"',
             )
-        self.tied = tied
+        self.tied, self.bias, self.zero_query = tied, bias, zero_query
+        self.branch_scale = sqrt(3 / self.depth) if branch_scale is None else float(branch_scale)
         with self._room():
             self._build(embedding_std, {"device": device, "dtype": dtype})
         if not self.head.weight.is_meta:
@@ -101,12 +111,19 @@ class GPT(nn.Module):
         self.places: Embedding | None = None
         if self.positions == "learned":
             self.places = Embedding(self.context, self.width, embedding_std, **to)
-        scale = sqrt(3 / self.depth)
         self.blocks = nn.ModuleList(
-            Block(self.width, self.num_heads, scale, **to) for _ in range(self.depth)
+            Block(
+                self.width,
+                self.num_heads,
+                self.branch_scale,
+                bias=self.bias,
+                zero_query=self.zero_query,
+                **to,
+            )
+            for _ in range(self.depth)
         )
-        self.norm = nn.LayerNorm(self.width, bias=False, **to)
-        self.head = nn.Linear(self.width, self.vocab_size, bias=False, **to)
+        self.norm = nn.LayerNorm(self.width, bias=self.bias, **to)
+        self.head = nn.Linear(self.width, self.vocab_size, bias=self.bias, **to)
         if self.tied:
             self.head.weight = self.embedding.weight
 
@@ -200,20 +217,24 @@ class GPT(nn.Module):
         """Return the settings that print(model) shows."""
         return (
             f"context={self.context}, num_heads={self.num_heads}, positions={self.positions!r}, "
-            f"tied={self.tied}"
+            f"tied={self.tied}, branch_scale={self.branch_scale:.4g}"
+            + ", bias=True" * self.bias
+            + ", zero_query=True" * self.zero_query
         )
 
 
 class Block(nn.Module):
     """A transformer block: attention and a feed-forward network, both pre-norm and residual."""
 
-    def __init__(self, width: int, num_heads: int, scale: float, **to: Any) -> None:
+    def __init__(
+        self, width: int, num_heads: int, scale: float, *, bias: bool, zero_query: bool, **to: Any
+    ) -> None:
         super().__init__()
         self.scale = scale
-        self.attention_norm = nn.LayerNorm(width, bias=False, **to)
-        self.attention = Attention(width, num_heads, **to)
-        self.mlp_norm = nn.LayerNorm(width, bias=False, **to)
-        self.mlp = FeedForward(width, 4 * width, **to)
+        self.attention_norm = nn.LayerNorm(width, bias=bias, **to)
+        self.attention = Attention(width, num_heads, bias=bias, zero_query=zero_query, **to)
+        self.mlp_norm = nn.LayerNorm(width, bias=bias, **to)
+        self.mlp = FeedForward(width, 4 * width, bias=bias, **to)
 
     def forward(self, x: Tensor, order: Order, cache: Cache | None = None) -> Tensor:
         """Apply the block to sequences (batch, length, width)."""
@@ -224,19 +245,23 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention with normalised queries and keys."""
 
-    def __init__(self, width: int, num_heads: int, **to: Any) -> None:
+    def __init__(
+        self, width: int, num_heads: int, *, bias: bool, zero_query: bool, **to: Any
+    ) -> None:
         super().__init__()
         self.num_heads, self.head_size = num_heads, width // num_heads
+        self.zero_query = zero_query
         self.q_proj = nn.Linear(width, width, bias=False, **to)
         self.k_proj = nn.Linear(width, width, bias=False, **to)
         self.v_proj = nn.Linear(width, width, bias=False, **to)
-        self.o_proj = nn.Linear(width, width, bias=False, **to)
-        self.q_norm = nn.LayerNorm(self.head_size, bias=False, **to)
-        self.k_norm = nn.LayerNorm(self.head_size, bias=False, **to)
+        self.o_proj = nn.Linear(width, width, bias=bias, **to)
+        self.q_norm = nn.LayerNorm(self.head_size, bias=bias, **to)
+        self.k_norm = nn.LayerNorm(self.head_size, bias=bias, **to)
 
     def layer_roles(self) -> dict[str, str]:
-        """Name the last layer of the branch, which starts at zero."""
-        return {"o_proj": "zero"}
+        """Name the layers that start at zero: the last of the branch, and queries if chosen."""
+        names = ("o_proj", "q_proj") if self.zero_query else ("o_proj",)
+        return dict.fromkeys(names, "zero")
 
     def forward(self, x: Tensor, order: Order, cache: Cache | None = None) -> Tensor:
         """Attend from each token to itself and the tokens before it."""
@@ -265,10 +290,10 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with a GELU between them."""
 
-    def __init__(self, width: int, hidden: int, **to: Any) -> None:
+    def __init__(self, width: int, hidden: int, *, bias: bool, **to: Any) -> None:
         super().__init__()
-        self.up = nn.Linear(width, hidden, bias=False, **to)
-        self.down = nn.Linear(hidden, width, bias=False, **to)
+        self.up = nn.Linear(width, hidden, bias=bias, **to)
+        self.down = nn.Linear(hidden, width, bias=bias, **to)
 
     def layer_roles(self) -> dict[str, str]:
         """Name the last layer of the branch, which starts at zero."""

@@ -78,18 +78,21 @@ class MLP(nn.Module):
 class ResidualMLP(nn.Module):
     """The paper's regression network: residual blocks between an input layer and a head.
 
-        x = input(x)
-        x = x + s down(gelu(up(norm(x))))        in each block, s = sqrt(3 / depth)
+        x = input(x)                             with input_norm: norm(gelu(input(x)))
+        x = x + s down(gelu(up(norm(x))))        in each block, s = branch_scale
         y = head(x)
 
     `up` has 4 width outputs. The head and every `down` start at zero. To replace the inner layers,
-    as the paper does, call `convert_(model, {"blocks.*": ...})`, then `init_`. Ref: [P24].
+    as the paper does, call `convert_(model, {"blocks.*": ...})`, then `init_`. The paper's network
+    has input_norm=True and branch_scale=1. Ref: [P24].
 
     Args:
         in_features: number of input features.
         out_features: number of output features.
         width: width of the residual stream.
         depth: number of blocks.
+        input_norm: whether GELU and a norm follow the input layer.
+        branch_scale: factor of the residual branches; sqrt(3 / depth) by default.
         device: device of the parameters.
         dtype: dtype of the parameters.
     """
@@ -101,6 +104,8 @@ class ResidualMLP(nn.Module):
         *,
         width: int,
         depth: int = 3,
+        input_norm: bool = False,
+        branch_scale: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -108,8 +113,10 @@ class ResidualMLP(nn.Module):
         width, depth = whole_number(width, "width", 1), whole_number(depth, "depth", 1)
         to: Any = {"device": device, "dtype": dtype}
         self.input = nn.Linear(whole_number(in_features, "in_features", 1), width, **to)
+        self.input_norm = nn.LayerNorm(width, **to) if input_norm else None
+        self.branch_scale = sqrt(3 / depth) if branch_scale is None else float(branch_scale)
         self.blocks = nn.ModuleList(
-            ResidualBlock(width, sqrt(3 / depth), **to) for _ in range(depth)
+            ResidualBlock(width, self.branch_scale, **to) for _ in range(depth)
         )
         self.head = nn.Linear(width, whole_number(out_features, "out_features", 1), **to)
         if not self.head.weight.is_meta:
@@ -122,6 +129,8 @@ class ResidualMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the network to the last axis of x."""
         x = self.input(x)
+        if self.input_norm is not None:
+            x = self.input_norm(gelu(x))
         for block in self.blocks:
             x = block(x)
         y: Tensor = self.head(x)

@@ -17,12 +17,20 @@ from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
 from einlinear.files.whole import toml_text
 from einlinear.layers.scaling import EMBEDDING_STD, Parametrization
 from einlinear.models.choices import ActivationName, PositionKind
-from einlinear.runs.presets import OWN_FIELDS, SEQUENCE_TASKS, Preset, TaskName, preset_values
+from einlinear.runs.presets import (
+    OWN_FIELDS,
+    SEQUENCE_TASKS,
+    Preset,
+    TaskName,
+    preset_values,
+    presets_of,
+)
 from einlinear.structures.named import dense
 from einlinear.structures.text import parse
 from einlinear.structures.values import one_of, whole_number
 
 Schedule = Literal["constant", "cosine", "wsd"]
+Spacing = Literal["geometric", "even"]
 Precision = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 Shard = Literal["ddp", "fsdp2"]
@@ -35,10 +43,23 @@ A preset only fills in other fields. What is saved, and over which devices a run
 matter.
 """
 
-_ADDED = {"parametrization": "mup", "activation": "relu", "pool": 1, "save_model": True}
+_ADDED = {
+    "parametrization": "mup",
+    "activation": "relu",
+    "pool": 1,
+    "save_model": True,
+    "num_heads": None,
+    "bias": False,
+    "zero_query": False,
+    "scale_branches": True,
+    "input_norm": False,
+    "tf32": False,
+    "eval_spacing": "geometric",
+}
 """Fields that earlier versions did not have, with the values that those versions used.
 
-A field with that value is neither stored nor part of the id: ids and files stay the same.
+A field with that value is not part of the id, and not stored if the preset has it too: ids and
+files stay the same.
 """
 
 _BY_PRESET: Any = None  # default of a field that the preset decides
@@ -51,6 +72,7 @@ _WHOLE: dict[str, tuple[int, int]] = {
     "width": (1, _MOST),
     "depth": (1, _MOST),
     "head_size": (1, _MOST),
+    "num_heads": (1, _MOST),
     "context": (1, _MOST),
     "pool": (1, _MOST),
     "teacher_width": (1, _MOST),
@@ -86,11 +108,25 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "activation": get_args(ActivationName),
     "parametrization": get_args(Parametrization),
     "schedule": get_args(Schedule),
+    "eval_spacing": get_args(Spacing),
     "precision": get_args(Precision),
     "device": get_args(Device),
     "shard": get_args(Shard),
 }
-_FLAGS = ("convert_head", "head_aligned", "weight_norm", "tied", "compile", "save_model")
+_FLAGS = (
+    "convert_head",
+    "head_aligned",
+    "weight_norm",
+    "tied",
+    "bias",
+    "zero_query",
+    "scale_branches",
+    "input_norm",
+    "tf32",
+    "compile",
+    "save_model",
+)
+_HEADS = ("head_size", "num_heads")  # one of the two decides the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +139,8 @@ class RunConfig:
     Args:
         task: text, pixels, regression or cifar.
         preset: defaults for fields that you leave out: "cpu" learns something within minutes on a
-            CPU, "paper" is the setting of [P24].
+            CPU, "paper" is the setting of [P24], "release" that of its released code; text also has
+            "paper-gpt2" and "release-gpt2".
         data: a file or folder of data; by default the data set that comes with the package.
         validation: a text file for validation; by default a part of the data.
         rule: what to do with characters outside ascii in a text: drop the document, or fold them.
@@ -119,12 +156,17 @@ class RunConfig:
         weight_norm: whether structured layers normalise their factors.
         width: width of the model.
         depth: blocks of a GPT or a residual MLP, hidden layers of an MLP.
-        head_size: width of an attention head.
+        head_size: width of an attention head; give this or num_heads.
+        num_heads: number of attention heads.
         context: tokens in a sequence.
         vocabulary: "ascii", 96 symbols, or "gpt2", 50257 byte pairs.
         positions: learned, rotary or alibi.
         embedding_std: standard deviation of the initial embeddings.
         tied: whether the head shares its weight with the embedding.
+        bias: whether norms and linear layers of a GPT have biases.
+        zero_query: whether the projections to queries start at zero.
+        scale_branches: whether residual branches are multiplied by sqrt(3 / depth).
+        input_norm: whether GELU and a norm follow the input layer of a residual MLP.
         activation: activation of the MLP for images, relu or gelu.
         teacher_width: width of the teacher network.
         teacher_depth: layers of the teacher network.
@@ -143,8 +185,10 @@ class RunConfig:
         weight_decay: weight decay of AdamW at the base width.
         grad_clip: largest norm of the gradient; 0 for no limit.
         precision: float32, or bfloat16 by autocast.
+        tf32: whether GPUs may multiply float32 matrices in TF32; no effect on a CPU.
         seed: random seed of weights and batches.
-        eval_points: evaluations, at geometrically growing steps, besides the one at the start.
+        eval_points: evaluations besides the one at the start.
+        eval_spacing: geometric, at geometrically growing steps, or even.
         eval_size: maximum number of sequences, samples or images in the validation set.
         ema: evaluate the average of the weights over about this share of the steps so far; 0 for
             no average.
@@ -166,17 +210,22 @@ class RunConfig:
     num_experts: int = 0
     num_active: int = 2
     balance: float = 0.01
-    convert_head: bool = False
+    convert_head: bool = _BY_PRESET
     head_aligned: bool | None = None
-    weight_norm: bool = True
+    weight_norm: bool = _BY_PRESET
     width: int = _BY_PRESET
     depth: int = _BY_PRESET
     head_size: int | None = None
+    num_heads: int | None = None
     context: int | None = None
     vocabulary: VocabularyName | None = None
     positions: PositionKind | None = None
     embedding_std: float | None = None
     tied: bool | None = None
+    bias: bool | None = None
+    zero_query: bool | None = None
+    scale_branches: bool | None = None
+    input_norm: bool | None = None
     activation: ActivationName | None = None
     teacher_width: int | None = None
     teacher_depth: int | None = None
@@ -192,10 +241,12 @@ class RunConfig:
     final_rate: float = 0.0
     betas: tuple[float, float] = _BY_PRESET
     weight_decay: float = _BY_PRESET
-    grad_clip: float = 1.0
-    precision: Precision = "float32"
+    grad_clip: float = _BY_PRESET
+    precision: Precision = _BY_PRESET
+    tf32: bool = _BY_PRESET
     seed: int = 0
     eval_points: int = _BY_PRESET
+    eval_spacing: Spacing = _BY_PRESET
     eval_size: int = _BY_PRESET
     ema: float = _BY_PRESET
     compile: bool = False
@@ -209,7 +260,10 @@ class RunConfig:
             _check_choice(name, getattr(self, name))
         if self.tied is True and self.embedding_std is None:
             self._set("embedding_std", EMBEDDING_STD)  # larger ones would make large logits
+        _check_preset(self.task, self.preset)
         preset = preset_values(self.task, self.preset)
+        if self.head_size is not None or self.num_heads is not None:
+            preset = {name: value for name, value in preset.items() if name not in _HEADS}
         steps = whole_number(
             preset["steps"] if self.steps is None else self.steps, "steps", *_WHOLE["steps"]
         )
@@ -233,12 +287,7 @@ class RunConfig:
             whole_number(self.num_active, "num_active", 1, self.num_experts, fix=fix)
         if self.experts == "ffn":
             self._check_feed_forward()
-        if self.head_size is not None and self.width % self.head_size:
-            raise EinlinearError(
-                what=f"the width is {self.width}, the head_size {self.head_size}",
-                rule="the width is divided evenly among the attention heads",
-                fix=f"give a width that is a multiple of {self.head_size}, or another head_size",
-            )
+        self._check_heads()
         if self.batch_size % self.accumulation:
             raise EinlinearError(
                 what=f"the batch_size is {self.batch_size}, the accumulation {self.accumulation}",
@@ -258,6 +307,23 @@ class RunConfig:
                 fix='give a structure such as "btt", or leave head_aligned out',
             )
 
+    def _check_heads(self) -> None:
+        """Check that the width is divided evenly among the heads, by one of two fields."""
+        given = {name: getattr(self, name) for name in _HEADS if getattr(self, name) is not None}
+        if len(given) > 1:
+            raise EinlinearError(
+                what=f"head_size is {self.head_size} and num_heads is {self.num_heads}",
+                rule="each of the two follows from the other and the width",
+                fix="give only one of them",
+            )
+        for name, value in given.items():
+            if self.width % value:
+                raise EinlinearError(
+                    what=f"the width is {self.width}, the {name} {value}",
+                    rule="the width is divided evenly among the attention heads",
+                    fix=f"give a width that is a multiple of {value}, or another {name}",
+                )
+
     def _check_feed_forward(self) -> None:
         """Check the fields that feed-forward experts need."""
         has_nets = self.task in SEQUENCE_TASKS
@@ -274,6 +340,7 @@ class RunConfig:
     def id(self) -> str:
         """A short hash of all fields except NOT_IN_ID."""
         values = {k: v for k, v in self.as_dict().items() if k not in NOT_IN_ID}
+        values = {k: v for k, v in values.items() if k not in _ADDED or v not in (None, _ADDED[k])}
         if self.structure != "dense":
             values["structure"] = _one_form(self.structure)
         elif self.num_experts:
@@ -281,10 +348,11 @@ class RunConfig:
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields as plain JSON values, without those in _ADDED that have their old value."""
+        """All fields as plain JSON values, without fields in _ADDED that need not be stored."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        preset = preset_values(self.task, self.preset)
         for name, value in _ADDED.items():
-            if values[name] in (None, value):
+            if values[name] in (None, value) and preset.get(name) in (None, value):
                 del values[name]
         return values | {"betas": list(self.betas)}
 
@@ -314,6 +382,11 @@ class RunConfig:
                     rule="a RunConfig holds only its own fields",
                     fix=did_you_mean(name, known, f"one of {', '.join(known)}"),
                 )
+        task = values.get("task")
+        if isinstance(task, str) and all(k in values for k in known if k not in _ADDED):
+            # A stored config, perhaps of an earlier version, whose presets were not those of today.
+            old = {k: v for k, v in _ADDED.items() if task in OWN_FIELDS.get(k, (task,))}
+            values = old | dict(values)
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -334,6 +407,8 @@ def _checked(task: str, name: str, value: object) -> object:
             rule=f"{name} is a setting of {' and '.join(tasks)}",
             fix=f"leave out {name}",
         )
+    if name in _HEADS and value is None:
+        return None
     if name in _WHOLE:
         return whole_number(value, name, *_WHOLE[name])
     if name in _REAL:
@@ -371,6 +446,15 @@ def _real(name: str, value: object, low: float, high: float | None, is_above: bo
         rule=f"{name} is a number {scope}",
         fix=f"give a float {scope}",
     )
+
+
+def _check_preset(task: str, preset: str) -> None:
+    if preset not in (known := presets_of(task)):
+        raise EinlinearError(
+            what=f"preset is {preset}, and the task is {task}",
+            rule=f"the presets of {task} are {', '.join(known)}",
+            fix="give one of them",
+        )
 
 
 def _check_choice(name: str, value: object) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import cos, pi
 
-from einlinear.runs.config import RunConfig
+from einlinear.runs.config import RunConfig, Spacing
 
 
 def rate_multiplier(config: RunConfig, step: int) -> float:
@@ -34,8 +34,10 @@ def _share(step: int, begin: int, end: int) -> float:
     return min(1.0, max(0.0, (step - begin) / max(1, end - begin)))
 
 
-def eval_steps(steps: int, num_points: int) -> tuple[int, ...]:
-    """The steps after which a run is evaluated: 0, then growing geometrically."""
+def eval_steps(steps: int, num_points: int, spacing: Spacing = "geometric") -> tuple[int, ...]:
+    """The steps after which a run is evaluated: 0, then growing geometrically or evenly."""
+    if spacing == "even":
+        return tuple(sorted({i * steps // num_points for i in range(num_points + 1)}))
     ratios = (i / max(1, num_points - 1) for i in range(num_points))
     spaced = {round(steps**ratio) for ratio in ratios} if num_points > 1 else set()
     return tuple(sorted({0, steps} | spaced))

@@ -99,7 +99,7 @@ class RunLoop:
         self.writes_to = directory if place.is_first else None
         self.state = TrainState(config, plan.task, place, plan.model)
         rows = max(1, config.batch_size // config.accumulation)
-        validation = plan.task.validation(config.eval_size, batch=rows)
+        validation = self.state.task.validation(config.eval_size, batch=rows)
         self.evaluator = Evaluator(self.state, validation)
         self.watch = Stopwatch(place.device)
         self.done = 0
@@ -190,7 +190,7 @@ class RunLoop:
     def to_the_end(self, progress: OnProgress | None) -> RunRecord:
         """Do all remaining steps and return the record."""
         config = self.config
-        points = set(eval_steps(config.steps, config.eval_points))
+        points = set(eval_steps(config.steps, config.eval_points, config.eval_spacing))
         interval = log_interval(config.steps)
         report = _Reporter(self, progress if self.place.is_first else None)
         has_diverged = False

@@ -79,13 +79,14 @@ def _mix_feed_forward_(model: nn.Module, config: RunConfig) -> None:
             4 * model.width,
             num_experts=config.num_experts,
             num_active=config.num_active,
-            bias=False,
+            bias=model.bias,
         )
         block.register_module("mlp", experts)
 
 
 def _make_dense(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
     """The model of a task, built of plain linear layers."""
+    scale = None if config.scale_branches else 1.0
     if config.task in SEQUENCE_TASKS:
         assert config.positions is not None, "sequences have positions"
         assert config.embedding_std is not None, "sequences have embeddings"
@@ -95,12 +96,22 @@ def _make_dense(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
             width=config.width,
             depth=config.depth,
             head_size=config.head_size,
+            num_heads=config.num_heads,
             positions=config.positions,
             embedding_std=config.embedding_std,
             tied=bool(config.tied),
+            bias=bool(config.bias),
+            zero_query=bool(config.zero_query),
+            branch_scale=scale,
         )
     if config.task == "regression":
-        return ResidualMLP(*sizes, width=config.width, depth=config.depth)
+        return ResidualMLP(
+            *sizes,
+            width=config.width,
+            depth=config.depth,
+            input_norm=bool(config.input_norm),
+            branch_scale=scale,
+        )
     assert config.activation is not None, "an MLP for images has an activation"
     return MLP(*sizes, width=config.width, depth=config.depth, activation=config.activation)
 

@@ -228,15 +228,14 @@ def _regression_needs(config: RunConfig) -> list[Need]:
     grows = {"teacher_width": 2.0, "teacher_depth": 1.0}
     row = _FLOAT * (IN_FEATURES + 1)
     return [
-        Need("the teacher", _FLOAT * weights + _TENSOR * depth, grows, False),
+        Need("the teacher", _FLOAT * weights + _TENSOR * depth, grows),
         Need(
             "the teacher's answers",
             _FLOAT * config.batch_size * width // config.accumulation,
             {"batch_size": 1.0, "teacher_width": 1.0},
-            False,
         ),
         Need("a batch", row * config.batch_size, {"batch_size": 1.0}, False),
-        Need("the validation set", row * config.eval_size, {"eval_size": 1.0}, False),
+        Need("the validation set", row * config.eval_size, {"eval_size": 1.0}),
     ]
 
 

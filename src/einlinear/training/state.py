@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from einlinear.data.tasks.regression import RegressionTask
 from einlinear.data.tasks.task import Batch, Task
 from einlinear.layers.moe.routing import Routed, balance_loss
 from einlinear.models.mup.groups import param_groups
@@ -27,7 +28,9 @@ class TrainState:
     """
 
     def __init__(self, config: RunConfig, task: Task, place: Place, model: nn.Module) -> None:
-        self.config, self.task, self.place = config, task, place
+        self.config, self.place = config, place
+        # A teacher is larger than most of its students: it answers on the device of the run.
+        self.task = task.to(place.device) if isinstance(task, RegressionTask) else task
         self.model = model.to(place.device)
         self.spread = spread_model(self.model, config, place)
         self.module = self.spread.module

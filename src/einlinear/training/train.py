@@ -67,7 +67,11 @@ def train(
             with together(place):
                 return record or read_record(directory.path)
         try:
-            with using_threads(config, threads), _own_randomness(config, place):
+            with (
+                using_threads(config, threads),
+                using_tf32(place.device, config.tf32),
+                _own_randomness(config, place),
+            ):
                 with together(place):
                     plan = _prepared(config, place, directory)
                 run = RunLoop(config, place, plan, directory, mirrors)
@@ -119,6 +123,20 @@ def _prepared(config: RunConfig, place: Place, directory: RunDirectory | None) -
     if directory is not None and place.is_first:
         directory.open(config)
     return plan
+
+
+@contextmanager
+def using_tf32(device: torch.device, is_allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32 in products of float32 matrices on a GPU, within the block."""
+    if device.type != "cuda":
+        yield
+        return
+    held = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = is_allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = held
 
 
 @contextmanager

@@ -32,6 +32,10 @@ class PixelTask:
     The input is a start token, then all values but the last. The vocabulary thus has 257 tokens;
     the start token is never a target, and the loss ignores its logit. The unit "pixel" is one
     value: one colour of one pixel.
+
+    Departure: the released model has no logit for the start token, and also reads the last value,
+    after which there is nothing to predict. Its epochs visit every image once; a batch here is
+    drawn with replacement, so that it depends on step and seed alone.
     """
 
     train: Array

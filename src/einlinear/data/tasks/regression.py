@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
@@ -39,6 +39,10 @@ class Teacher:
     mean: float
     std: float
 
+    def to(self, device: torch.device | str) -> Teacher:
+        """The same teacher on a device."""
+        return replace(self, weights=tuple(weight.to(device) for weight in self.weights))
+
     def __call__(self, x: Tensor) -> Tensor:
         """The outputs, (row, 1); never under autocast, because they are the targets."""
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -55,7 +59,11 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegressionTask:
-    """Normal inputs with the teacher's outputs as targets: unlimited data."""
+    """Normal inputs with the teacher's outputs as targets: unlimited data.
+
+    Inputs are drawn on the CPU, by step and seed, and are the same on every device. The teacher
+    answers them on its own device, so targets differ between devices by rounding only.
+    """
 
     teacher: Teacher
     fingerprint: str
@@ -72,6 +80,10 @@ class RegressionTask:
     def out_features(self) -> int:
         """One number."""
         return 1
+
+    def to(self, device: torch.device | str) -> RegressionTask:
+        """The same task with its teacher, and so its batches, on a device."""
+        return replace(self, teacher=self.teacher.to(device))
 
     def batch(self, step: int, size: int, *, seed: int, share: slice | None = None) -> Batch:
         """Fresh inputs."""
@@ -91,7 +103,11 @@ class RegressionTask:
         return nn.functional.mse_loss(outputs.float(), batch.targets)
 
     def _answered(self, x: Tensor) -> Batch:
+        device = self.teacher.weights[0].device
         x = x.contiguous()
+        if device.type == "cuda":
+            x = x.pin_memory()  # the copy then does not wait for the steps before it
+        x = x.to(device, non_blocking=True)
         return Batch(x, self.teacher(x), len(x))
 
 
@@ -100,13 +116,18 @@ def open_regression_task(
     *,
     in_features: int = IN_FEATURES,
     teacher_width: int = 1024,
-    teacher_depth: int = 6,
+    teacher_depth: int = 7,
     teacher_seed: int = 0,
 ) -> RegressionTask:
     """Open the task of a teacher, by default the paper's. Ref: [P24 App. D].
 
-    It reads no data. The depth is the number of layers, input and output layer included; each
-    `teacher_seed` gives another teacher.
+    Args:
+        data: must be None, because this task reads no file.
+        in_features: the width of an input.
+        teacher_width: of the hidden layers of the teacher.
+        teacher_depth: number of layers, input and output layer included; the paper's has six
+            hidden layers and an output layer.
+        teacher_seed: each seed gives another teacher.
     """
     if data is not None:
         raise EinlinearError(
@@ -126,7 +147,7 @@ def open_regression_task(
             f"teacher_depth {teacher_depth:,} needs {4 * needed / 1e9:,.0f} GB",
             rule=f"the weights and answers of a teacher take at most {4 * _MOST_NUMBERS / 1e9:.0f} "
             "GB",
-            fix="give a smaller teacher_width or teacher_depth; the paper's are 1024 and 6",
+            fix="give a smaller teacher_width or teacher_depth; the paper's are 1024 and 7",
         )
     text = f"regression 1 {widths} {teacher_seed}"
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
