@@ -41,6 +41,7 @@ STRUCTURES = {
     "dense": el.dense(),
     "low_rank": el.low_rank(),
     "low_rank(rank=5)": el.low_rank(rank=5),
+    "low_rank(rank=d/8)": el.low_rank(rank="d/8"),
     "kronecker": el.kronecker(),
     "kronecker(num_factors=3)": el.kronecker(num_factors=3),
     "tensor_train(rank=3)": el.tensor_train(rank=3),
@@ -83,5 +84,6 @@ def structures(
     if ranks:
         size = st.fractions(0, HALF, max_denominator=8)
         for edge in draw(st.lists(st.sampled_from(ranks), max_size=3, unique=True)):
-            chosen[edge] = draw(st.one_of(size, st.integers(2, 4)) if fixed else size)
+            others = st.integers(2, 4) | st.sampled_from(["d/2", "d/3", "d/8"])
+            chosen[edge] = draw(size | others if fixed else size)
     return el.Structure.from_edges(chosen)

@@ -42,7 +42,7 @@ def test_describe_shows_padding_and_a_second_width(capsys):
     assert "input 1,009 -> 1,012 (0.3%)" in out
     assert "output 2,027 ->" in out
     _, out, _ = run(capsys, "describe", "dense", "--width", "64")
-    assert "not below dense" in out
+    assert "not slower than dense" in out
 
 
 def test_describe_draws(capsys, tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import einlinear as el
 from cases import HALF, PAPER_THETAS, STRUCTURES, structures
 from einlinear import EinlinearError, Structure
+from einlinear.structures.values import Share
 
 
 def test_theta_and_edges_say_the_same():
@@ -257,3 +258,35 @@ def test_theta_of_three_factors():
     with pytest.raises(EinlinearError, match="A, B, C"):
         _ = el.btt(num_factors=3).theta
     assert el.dense().theta == (1, 0, 0, 1, 0, 0, 0)
+
+
+def test_a_share_of_the_width_grows_with_it():
+    share = el.low_rank(rank="d/8")
+    assert (share["AB"], str(share)) == (Share(8), "XA^1 YB^1 AB:d/8")
+    assert share.growth == {"XA": 1, "YB": 1, "AB": 1}
+    assert share != el.low_rank(rank_exponent=1)
+    assert share != el.low_rank(rank=8)
+    assert el.Structure(share.edges) == el.Structure.from_edges(dict(share.edges)) == share
+    # Eight experts of low rank have the parameters of two dense layers, and two active ones cost
+    # half of one: multiply-adds of a square layer are 2 d²/8.
+    for width, rank in ((64, 8), (1024, 128), (100, 13), (8, 1), (3, 1)):
+        plan = el.make_plan(share, width, width)
+        assert plan.sizes["AB"] == rank
+        assert (plan.macs, plan.params) == (2 * width * rank, 2 * width * rank)
+    assert el.make_plan(share, 64, 256).sizes["AB"] == 8
+    assert el.taxonomy(share) == el.taxonomy(el.low_rank(rank_exponent=1))
+
+
+def test_a_share_of_the_width_is_that_of_an_edge_between_factors():
+    with pytest.raises(EinlinearError) as caught:
+        el.Structure.from_edges({"XA": "d/2", "XB": 1, "YB": 1})
+    assert "XA has the size d/2" in str(caught.value)
+    assert "between factors" in str(caught.value)
+
+
+def test_canonical_forms_of_shares_do_not_depend_on_names():
+    edges = {"XA": "1/2", "XB": "1/2", "YC": 1, "AC": "d/8", "BC": "d/4"}
+    swapped = {"XB": "1/2", "XA": "1/2", "YC": 1, "BC": "d/8", "AC": "d/4"}
+    one, other = (el.Structure.from_edges(e).canonical() for e in (edges, swapped))
+    assert one == other
+    assert {one["AB"], one["AC"], one["BC"]} >= {Share(4), Share(8)}

@@ -142,6 +142,7 @@ def test_named_structures():
         "dense": (0, 1, 1),
         "low_rank": (0, half, half),
         "low_rank(rank=5)": (0, 0, 0),
+        "low_rank(rank=d/8)": (0, 1, 1),
         "kronecker": (half, 1, half),
         "kronecker(num_factors=3)": (2 * third, 1, third),
         "monarch": (0, 1, half),
@@ -151,7 +152,8 @@ def test_named_structures():
     }
     for name, values in expected.items():
         assert (kinds[name].omega, kinds[name].psi, kinds[name].nu) == values
-    assert [name for name, kind in kinds.items() if kind.is_degenerate] == ["dense"]
+    degenerate = [name for name, kind in kinds.items() if kind.is_degenerate]
+    assert degenerate == ["dense", "low_rank(rank=d/8)"]
 
 
 def test_sharing_vanishes_beyond_the_papers_subspace():
@@ -177,7 +179,7 @@ def test_thetas_that_the_paper_calls_low_rank_but_are_not():
             el.dense(),
             "ω  0  FLOPs per parameter do not grow with width d\n"
             "ψ  1  rank grows as d\n"
-            "ν  1  FLOPs grow as d²: not below dense",
+            "ν  1  FLOPs grow as d²: not slower than dense",
         ),
         (
             el.low_rank(rank=3),

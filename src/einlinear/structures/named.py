@@ -9,7 +9,7 @@ from itertools import pairwise
 from einlinear.errors import EinlinearError, quote
 from einlinear.structures.edges import FACTOR_NAMES
 from einlinear.structures.structure import Structure
-from einlinear.structures.values import exponent, fixed_size, whole_number
+from einlinear.structures.values import Share, exponent, size_or_share, whole_number
 
 
 def dense() -> Structure:
@@ -18,9 +18,14 @@ def dense() -> Structure:
 
 
 def low_rank(
-    rank: int | None = None, *, rank_exponent: float | Fraction | str | None = None
+    rank: int | str | Share | None = None,
+    *,
+    rank_exponent: float | Fraction | str | None = None,
 ) -> Structure:
-    """B A with A: d_in -> rank and B: rank -> d_out; the rank is √d by default."""
+    """B A with A: d_in -> rank and B: rank -> d_out; the rank is √d by default.
+
+    The rank is an int, or "d/8": an eighth of the width min(d_in, d_out), rounded up.
+    """
     if rank is None and rank_exponent is None:
         rank_exponent = Fraction(1, 2)
     return Structure.from_edges({"XA": 1, "YB": 1} | _ranks("AB", rank, rank_exponent))
@@ -32,7 +37,7 @@ def kronecker(*, num_factors: int = 2) -> Structure:
 
 
 def tensor_train(
-    rank: int | None = None,
+    rank: int | str | Share | None = None,
     *,
     rank_exponent: float | Fraction | str | None = None,
     num_factors: int = 2,
@@ -53,7 +58,7 @@ def monarch(*, num_factors: int = 2) -> Structure:
 
 
 def btt(
-    rank: int | None = None,
+    rank: int | str | Share | None = None,
     *,
     rank_exponent: float | Fraction | str | None = None,
     num_factors: int = 2,
@@ -89,7 +94,7 @@ def named_call(structure: Structure) -> str:
     sizes = [size for edge, size in structure.edges if edge[0] not in "XY"]
     ranks: dict[str, object] = {}
     if sizes:
-        ranks = {"rank" if isinstance(sizes[0], int) else "rank_exponent": sizes[0]}
+        ranks = {"rank_exponent" if isinstance(sizes[0], Fraction) else "rank": sizes[0]}
     many: dict[str, object] = {"num_factors": structure.num_factors}
     many = {} if structure.num_factors == 2 else many
     calls: list[tuple[str, dict[str, object]]] = [("dense", {}), ("low_rank", {})]
@@ -107,17 +112,17 @@ def _factor_names(num_factors: int) -> str:
 
 
 def _ranks(
-    names: str, rank: int | None, rank_exponent: float | Fraction | str | None
+    names: str, rank: int | str | Share | None, rank_exponent: float | Fraction | str | None
 ) -> dict[str, object]:
     """The edges between neighbouring factors."""
     if rank is not None and rank_exponent is not None:
         raise EinlinearError(
             what=f"rank={quote(rank)} and rank_exponent={quote(rank_exponent)} are both given",
-            rule="a rank is either a fixed size or an exponent of the width",
+            rule="a rank is either a size or an exponent of the width",
             fix=f"give one of them: rank={quote(rank)}, or rank_exponent={quote(rank_exponent)}",
         )
     size = (
-        fixed_size(1 if rank is None else rank, "the rank")
+        size_or_share(1 if rank is None else rank, "the rank")
         if rank_exponent is None
         else exponent(rank_exponent, "the rank")
     )

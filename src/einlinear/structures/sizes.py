@@ -11,6 +11,7 @@ eighth of the input.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import lru_cache
 from heapq import nsmallest
 from itertools import product
@@ -19,6 +20,7 @@ from math import isqrt, log, prod, sqrt
 from einlinear.errors import EinlinearError, shorten
 from einlinear.structures.edges import all_cuts
 from einlinear.structures.structure import Structure
+from einlinear.structures.values import Share
 
 TOLERANCE = 0.15 - 1e-9
 """The largest distance of log(size) / log(width) from its exponent in a close factorisation."""
@@ -34,12 +36,16 @@ def choose_sizes(structure: Structure, d_in: int, d_out: int) -> dict[str, int]:
 
     The products at X and at Y are at least d_in and d_out; fixed sizes are kept exactly.
     """
-    fixed = {edge: value for edge, value in structure.edges if isinstance(value, int)}
+    fixed = {
+        edge: value.of(min(d_in, d_out)) if isinstance(value, Share) else value
+        for edge, value in structure.edges
+        if not isinstance(value, Fraction)
+    }
     base = {"X": _rest(fixed, "X", d_in), "Y": _rest(fixed, "Y", d_out)}
     ideal = {
         edge: base.get(edge[0], min(d_in, d_out)) ** float(value)
         for edge, value in structure.edges
-        if edge not in fixed
+        if isinstance(value, Fraction)
     }
     nearest = {edge: max(1, round(size)) for edge, size in ideal.items()} | fixed
 
@@ -47,7 +53,8 @@ def choose_sizes(structure: Structure, d_in: int, d_out: int) -> dict[str, int]:
         """Sizes for the pairs of the `count` best factorisations of X and of Y, best first."""
         ways = []
         for side, width in base.items():
-            growing = {e: float(v) for e, v in structure.edges if side in e and e not in fixed}
+            at_side = [(e, v) for e, v in structure.edges if side in e]
+            growing = {e: float(v) for e, v in at_side if isinstance(v, Fraction)}
             found = share_width(width, tuple(growing.values()), count)
             ways.append([(cost, dict(zip(growing, sizes, strict=True))) for cost, sizes in found])
         pairs = sorted(product(*ways), key=lambda pair: pair[0][0] + pair[1][0])

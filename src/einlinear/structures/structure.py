@@ -22,6 +22,9 @@ from einlinear.structures.edges import (
 from einlinear.structures.values import (
     FLOAT_DENOMINATOR,
     MAX_DENOMINATOR,
+    EdgeSize,
+    Share,
+    as_share,
     exponent,
     fixed_size,
     is_inexact,
@@ -32,8 +35,18 @@ THETA_EDGES = all_edges(2)
 _MOST = 1000  # edges to read at most; six factors have 183
 
 
-def _entry(edge: str, value: object) -> Fraction | int:
-    """The value of an edge: an int of 2 or more is a fixed size, anything else an exponent."""
+def _entry(edge: str, value: object) -> EdgeSize:
+    """The value of an edge: a fixed size if it is an int of 2 or more, a share, or an exponent."""
+    share = as_share(value)
+    if share is not None:
+        if edge[0] in "XY":
+            raise EinlinearError(
+                what=f"{edge} has the size {share}",
+                rule="only an edge between factors can be a share of the width; the edges at X and "
+                "Y divide all of it",
+                fix=f"give {edge} an exponent, or a fixed size",
+            )
+        return share
     is_size = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 2
     return fixed_size(value, edge) if is_size else exponent(value, edge)
 
@@ -44,12 +57,13 @@ class Structure:
 
     An edge such as "XAB" joins the input X with the factors A and B. Its size is d_in**exponent at
     the input, d_out**exponent at the output and min(d_in, d_out)**exponent among factors only; a
-    fixed size (an int) stays the same at every width, and the exponents then divide the rest.
+    fixed size (an int) stays the same at every width, and the exponents then divide the rest. An
+    edge among factors may also be a Share, min(d_in, d_out) / divisor, rounded up.
     An edge with exponent 0 or size 1 is the same as no edge, and is not kept.
     Ref: [P24 §2, App. E].
     """
 
-    edges: tuple[tuple[str, Fraction | int], ...]
+    edges: tuple[tuple[str, EdgeSize], ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "edges", _normal_edges(self.edges))
@@ -65,10 +79,10 @@ class Structure:
 
     @classmethod
     def from_edges(cls, edges: Mapping[str, object]) -> Structure:
-        """A structure from {edge: exponent or fixed size}, for any number of factors.
+        """A structure from {edge: exponent or size}, for any number of factors.
 
         A float, Fraction or "p/q" string is an exponent of the width; an int of 2 or more is a
-        fixed size (0 and 1 are exponents).
+        fixed size (0 and 1 are exponents); "d/8" is a share of the width.
         """
         return cls(edges)  # type: ignore[arg-type]
 
@@ -90,7 +104,7 @@ class Structure:
         return cls(tuple(zip(THETA_EDGES, values, strict=True)))
 
     @property
-    def theta(self) -> tuple[Fraction | int, ...]:
+    def theta(self) -> tuple[EdgeSize, ...]:
         """The paper's seven numbers, for structures of at most two factors."""
         if not set(self.factors) <= {"A", "B"}:
             raise EinlinearError(
@@ -112,14 +126,14 @@ class Structure:
 
     @property
     def growth(self) -> dict[str, Fraction]:
-        """The exponent of each edge as the width grows; a fixed size does not grow."""
+        """The exponent of each edge as the width grows: 0 for a fixed size, 1 for a share."""
         return {
-            edge: value if isinstance(value, Fraction) else Fraction(0)
+            edge: value if isinstance(value, Fraction) else Fraction(isinstance(value, Share))
             for edge, value in self.edges
         }
 
-    def __getitem__(self, edge: str) -> Fraction | int:
-        """The exponent or fixed size of an edge; 0 if it is absent."""
+    def __getitem__(self, edge: str) -> EdgeSize:
+        """The exponent, fixed size or share of an edge; 0 if it is absent."""
         return dict(self.edges).get(normal_edge(edge), Fraction(0))
 
     def __contains__(self, edge: str) -> bool:
@@ -158,7 +172,7 @@ def check_structure(structure: object) -> Structure:
     )
 
 
-def _normal_edges(edges: object) -> tuple[tuple[str, Fraction | int], ...]:
+def _normal_edges(edges: object) -> tuple[tuple[str, EdgeSize], ...]:
     """The edges in their normal spelling and order, exact, without those of size 1."""
     given: dict[str, object] = {}
     for name, value in _pairs(edges):
@@ -173,7 +187,7 @@ def _normal_edges(edges: object) -> tuple[tuple[str, Fraction | int], ...]:
         given[edge] = value
     values = {edge: _entry(edge, value) for edge, value in given.items()}
     for side in ("X", "Y"):
-        floats = [e for e, v in given.items() if side in e and is_inexact(v) and values[e] > 0]
+        floats = [e for e, v in given.items() if side in e and is_inexact(v) and values[e] != 0]
         _absorb_float_noise_(values, side, floats)
     kept = {edge: value for edge, value in values.items() if value != 0}
     return tuple(sorted(kept.items(), key=lambda item: edge_order(item[0])))
@@ -195,7 +209,7 @@ def _pairs(edges: object) -> list[tuple[object, object]]:
     return pairs or []
 
 
-def _absorb_float_noise_(values: dict[str, Fraction | int], side: str, floats: list[str]) -> None:
+def _absorb_float_noise_(values: dict[str, EdgeSize], side: str, floats: list[str]) -> None:
     """Make a side with floats sum to exactly 1, if only rounding is missing.
 
     The floats are rounded to a common grid, which avoids large denominators, and the largest takes
@@ -204,17 +218,18 @@ def _absorb_float_noise_(values: dict[str, Fraction | int], side: str, floats: l
     noise = Fraction(len(floats), FLOAT_DENOMINATOR)
     if not floats or not 0 < abs(_missing(values, side)) <= noise:
         return
-    rounded: dict[str, Fraction | int] = {
-        edge: Fraction(round(values[edge] * FLOAT_DENOMINATOR), FLOAT_DENOMINATOR)
-        for edge in floats
+    exponents = {e: v for e, v in values.items() if e in floats and isinstance(v, Fraction)}
+    rounded = {
+        edge: Fraction(round(value * FLOAT_DENOMINATOR), FLOAT_DENOMINATOR)
+        for edge, value in exponents.items()
     }
-    largest = max(floats, key=lambda edge: values[edge])
-    rounded[largest] += _missing(values | rounded, side)
+    largest = max(floats, key=lambda edge: exponents[edge])
+    rounded[largest] += _missing({**values, **rounded}, side)
     if 0 < rounded[largest] <= 1 and rounded[largest].denominator <= MAX_DENOMINATOR:
         values |= rounded
 
 
-def _missing(values: dict[str, Fraction | int], side: str) -> Fraction:
+def _missing(values: Mapping[str, EdgeSize], side: str) -> Fraction:
     """The difference of 1 and the sum of the exponents at a side."""
     exponents = (v for e, v in values.items() if side in e and isinstance(v, Fraction))
     return 1 - sum(exponents, Fraction(0))
@@ -236,27 +251,38 @@ def _canonical(structure: Structure) -> Structure:
     cheapest = min(costs.values())
     candidates = [_relabel(structure, order) for order in orders if costs[order] == cheapest]
     return Structure(
-        tuple(min(candidates, key=lambda edges: [(edge_order(edge), -v) for edge, v in edges]))
+        tuple(min(candidates, key=lambda edges: [(edge_order(e), _largest(v)) for e, v in edges]))
     )
 
 
-def _step_costs(structure: Structure, order: str) -> list[tuple[int, int]]:
+def _largest(value: EdgeSize) -> tuple[Fraction | int, int]:
+    """The key that sorts large sizes first; a share of the width comes after the whole width."""
+    return (Fraction(-1), value.divisor) if isinstance(value, Share) else (-value, 0)
+
+
+def _step_costs(structure: Structure, order: str) -> list[tuple[int, Fraction]]:
     """How the cost of the order grows: (exponent, constant) of each power, the highest first.
 
     Exponents are counted in units of their common denominator.
     """
-    edges = dict(structure.edges)
-    unit = lcm(*(value.denominator for value in edges.values()))
-    costs: dict[int, int] = {}
+    edges, growth = dict(structure.edges), structure.growth
+    unit = lcm(*(value.denominator for value in growth.values()))
+    costs: dict[int, Fraction] = {}
     for i, factor in enumerate(order):
-        values = [edges[edge] for edge in touched(edges, order[:i], factor)]
-        fixed = prod(value for value in values if isinstance(value, int))
-        grown = sum(int(value * unit) for value in values if not isinstance(value, int))
-        costs[grown] = costs.get(grown, 0) + fixed
+        step = touched(edges, order[:i], factor)
+        grown = sum(int(growth[edge] * unit) for edge in step)
+        costs[grown] = costs.get(grown, Fraction(0)) + prod(map(_constant, map(edges.get, step)))
     return sorted(costs.items(), reverse=True)
 
 
-def _relabel(structure: Structure, order: str) -> list[tuple[str, Fraction | int]]:
+def _constant(value: EdgeSize | None) -> Fraction:
+    """What a size multiplies a power of the width by."""
+    if isinstance(value, Share):
+        return Fraction(1, value.divisor)
+    return Fraction(value) if isinstance(value, int) else Fraction(1)
+
+
+def _relabel(structure: Structure, order: str) -> list[tuple[str, EdgeSize]]:
     """The edges, sorted, with the first factor of the order called A, the second B, and so on."""
     names = str.maketrans(order, FACTOR_NAMES[: len(order)])
     edges = [(normal_edge(edge.translate(names)), value) for edge, value in structure.edges]

@@ -32,7 +32,7 @@ class Taxonomy:
 
     @property
     def is_degenerate(self) -> bool:
-        """Whether the layer costs at least as much as a dense one."""
+        """Whether its cost grows as fast as that of a dense layer, or faster."""
         return self.nu >= 1
 
     def facts(self) -> dict[str, tuple[str, str]]:
@@ -43,7 +43,7 @@ class Taxonomy:
         return {
             "ω": (str(self.omega), f"FLOPs per parameter {reuse}"),
             "ψ": (str(self.psi), f"rank {rank}"),
-            "ν": (str(self.nu), cost + ": not below dense" * self.is_degenerate),
+            "ν": (str(self.nu), cost + ": not slower than dense" * self.is_degenerate),
         }
 
     def __str__(self) -> str:

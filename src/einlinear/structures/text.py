@@ -11,7 +11,7 @@ from fractions import Fraction
 from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
 from einlinear.structures.named import NAMED
 from einlinear.structures.structure import THETA_EDGES, Structure
-from einlinear.structures.values import exponent, fixed_size
+from einlinear.structures.values import EdgeSize, Share, as_share, exponent, size_or_share
 
 _RULE = (
     'a structure is a name such as "btt(rank=2)", a theta such as "theta(1/2,0,1/2,0,1/2,1/2,0)", '
@@ -30,7 +30,7 @@ def parse(text: str) -> Structure:
 
     Four forms: a name with its arguments, "btt(rank=2)"; the paper's numbers, "theta(1/2,0,...)";
     the same as the original code writes them, "(0.5|0|0.5|0|0.5|0.5|0)"; edges, "XA^1/2 XAB^1/2
-    YB^1 AB:4", where ^ gives an exponent and : a fixed size.
+    YB^1 AB:4", where ^ gives an exponent and : a fixed size, or d/8, a share of the width.
     """
     if not isinstance(text, str):
         raise EinlinearError(
@@ -58,8 +58,10 @@ def _split(arguments: str) -> list[str]:
     return [part.strip() for part in arguments.split(",")] if arguments.strip() else []
 
 
-def _number(part: str) -> Fraction | int:
+def _number(part: str) -> EdgeSize:
     """A number of a theta: a fixed size if it is a whole number of 2 or more, or an exponent."""
+    if (share := as_share(part)) is not None:
+        return share
     if re.fullmatch(r"[0-9]{1,12}", part) and int(part) >= 2:
         return int(part)
     return exponent(part, "an edge of theta")
@@ -94,7 +96,7 @@ def _examples(known: list[str]) -> list[str]:
 
 
 def _parse_edges(text: str) -> Structure:
-    pairs: list[tuple[str, Fraction | int]] = []
+    pairs: list[tuple[str, EdgeSize]] = []
     for token in text.replace(",", " ").split():
         match = _EDGE.fullmatch(token)
         if match is None:
@@ -108,7 +110,7 @@ def _parse_edges(text: str) -> Structure:
             pairs.append((edge, exponent(number, edge)))
         else:
             whole = int(number) if re.fullmatch(r"[0-9]{1,12}", number) else number
-            pairs.append((edge, fixed_size(whole, edge)))
+            pairs.append((edge, size_or_share(whole, edge)))
     if not pairs:
         raise EinlinearError(what=f"the text {quote(text)} is empty", rule=_RULE, fix='try "btt"')
     return Structure(tuple(pairs))
@@ -135,13 +137,15 @@ def _parse_bars(text: str) -> Structure:
     return Structure.from_theta(snapped)
 
 
-def _third(value: Fraction | int) -> Fraction | int:
+def _third(value: EdgeSize) -> EdgeSize:
     """The third that is near the value, or the value itself."""
+    if isinstance(value, Share):
+        return value
     near = [third for third in _THIRDS if abs(value - third) <= _NEAR]
     return near[0] if near else value
 
 
-def _snap(side: list[Fraction | int]) -> list[Fraction | int]:
+def _snap(side: list[EdgeSize]) -> list[EdgeSize]:
     """The side with near-thirds made exact, where that makes it sum to 1."""
     snapped = [_third(value) for value in side]
     total, exact = (

@@ -1,9 +1,10 @@
-"""Numbers that people type, checked and made exact: exponents, fixed sizes, whole numbers."""
+"""Numbers that people type, checked and made exact: exponents, sizes, shares, whole numbers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from numbers import Integral, Rational, Real
@@ -19,7 +20,38 @@ LARGEST = 2**63 - 1
 """The largest whole number that is accepted; larger ones do not fit into arrays and files."""
 
 _Value = TypeVar("_Value")
+_SHARE = re.compile(r"d\s*/\s*([0-9]{1,12})")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,13}(?:/[0-9]{1,13})?|[0-9]{0,9}\.[0-9]{1,15})")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A size that is a share of the width d: d / divisor, rounded up. In text, "d/8"."""
+
+    divisor: int
+
+    def __post_init__(self) -> None:
+        fix = 'give a divisor of 2 or more: "d/8"; the whole width is the exponent 1'
+        whole_number(self.divisor, "the divisor of a share of the width", 2, MAX_SIZE, fix=fix)
+
+    def __str__(self) -> str:
+        return f"d/{self.divisor}"
+
+    def of(self, width: int) -> int:
+        """The size at a width."""
+        return -(-width // self.divisor)
+
+
+EdgeSize = Fraction | int | Share
+"""The size of an edge: an exponent of the width, a fixed size, or a share of the width."""
+
+
+def as_share(value: object) -> Share | None:
+    """The share that a value is, or that a text such as "d/8" means; None for anything else."""
+    if isinstance(value, Share):
+        return value
+    match = _SHARE.fullmatch(value.strip()) if isinstance(value, str) else None
+    return None if match is None else Share(int(match[1]))
 
 
 def is_inexact(value: object) -> bool:
@@ -61,9 +93,16 @@ def taken(values: object, most: int) -> list[Any] | None:
         return None
 
 
+def size_or_share(value: object, name: str) -> EdgeSize:
+    """Convert a value to a share of the width, if it is one, or else to a fixed size."""
+    share = as_share(value)
+    return fixed_size(value, name) if share is None else share
+
+
 def fixed_size(value: object, name: str) -> Fraction | int:
     """Convert a value to a fixed size; size 1 is no edge, which has exponent 0."""
-    fix = "give an int such as 4; a size that grows with the width is rank_exponent=1/2, or AB^1/2"
+    fix = "give an int such as 4; a size that grows with the width is rank_exponent=1/2 or "
+    fix += "rank=d/8, in edges AB^1/2 or AB:d/8"
     size = whole_number(value, name, 1, MAX_SIZE, fix=fix)
     return size if size > 1 else Fraction(0)
 

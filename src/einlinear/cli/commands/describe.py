@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +72,8 @@ def _facts(plan: Plan, typed: str) -> dict[str, str]:
 def _edge_table(plan: Plan) -> str:
     rows = []
     for (edge, value), size in zip(plan.structure.edges, plan.sizes.values(), strict=True):
-        given = f"fixed {value}" if isinstance(value, int) else power("d", value)
+        given = f"fixed {value}" if isinstance(value, int) else str(value)
+        given = power("d", value) if isinstance(value, Fraction) else given
         rows.append((edge, ", ".join(edge), given, f"{size:,}"))
     return text_table(("edge", "joins", "given", "size"), rows, left=2)
 
