@@ -112,7 +112,7 @@ ODD = {
     "a vocabulary": (lambda: el.open_task("text", vocabulary=[1]), r"the vocabulary is \[1\]"),
     "a large teacher": (
         lambda: el.open_task("regression", teacher_width=10**9),
-        "teacher_width 1,000,000,000 and teacher_depth 6 needs",
+        "teacher_width 1,000,000,000 and teacher_depth 7 needs",
     ),
     "a deep teacher": (lambda: el.open_task("regression", teacher_depth=10**9), "2 to 10,000"),
     "prepare, processes": (

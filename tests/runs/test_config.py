@@ -47,6 +47,7 @@ def test_the_id_knows_every_field_that_counts(config):
         "data": "other",
         "rule": "fold",
         "experts": None,  # only with others
+        "expert_norm": "each" if config.expert_norm == "together" else "together",
         "structure": "low_rank",
         "positions": "rotary",
         "activation": "gelu",

@@ -11,6 +11,7 @@ from einlinear import EinlinearError, RunConfig
 from einlinear.data.tasks.regression import Teacher
 from einlinear.laws.observations import is_warm
 from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.moe.layers import MoELinear
 from einlinear.models.mup.groups import param_groups
 from einlinear.runs.presets import presets_of
 from einlinear.runs.schedule import eval_steps, rate_multiplier
@@ -258,6 +259,28 @@ def test_text_paper_has_batches_of_65_536_tokens():
 @pytest.mark.parametrize("preset", ["paper", "release", "paper-gpt2", "release-gpt2"])
 def test_text_paper_is_bfloat16_with_tf32(preset):
     assert (text(preset).precision, text(preset).tf32) == ("bfloat16", True)
+
+
+def test_text_paper_experts_are_normalised_together_with_gains_except_in_queries_and_keys():
+    config = text(structure="btt", num_experts=8, depth=1)
+    model = make_model(config, TEXT_SIZES)
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, MoELinear)}
+    assert len(layers) == 6
+    assert {layer.expert_norm for layer in layers.values()} == {"together"}
+    without = {name for name, layer in layers.items() if layer.gain is None}
+    assert without == {"blocks.0.attention.q_proj", "blocks.0.attention.k_proj"}
+    gains = {name: rate for name, rate in rates(model, config).items() if name.endswith("gain")}
+    assert set(gains.values()) == {config.lr}
+    assert all(layer.gain.tolist() == [1, 1] for n, layer in layers.items() if n not in without)
+
+
+def test_text_paper_head_aligned_experts_have_no_gains_in_queries_and_keys():
+    config = text(structure="btt", num_experts=8, depth=1, head_aligned=True)
+    with torch.device("meta"):
+        model = make_shape(config, TEXT_SIZES)
+    attention = model.blocks[0].attention
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    assert [layer.gain is None for layer in projections] == [True, True, False, False]
 
 
 def test_text_has_the_base_width_of_the_text_and_that_of_the_release():

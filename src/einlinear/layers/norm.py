@@ -1,7 +1,8 @@
 """Weight normalisation: factors that may shrink but not grow, of one layer or of many experts.
 
 A factor M is used as s M with s = min(1, std / rms(M)). Experts have a scale s each: it multiplies
-the weights of their tokens, so normalised factors are never written.
+the weights of their tokens, so normalised factors are never written. If the rms is over all experts
+together, they share one scale, which multiplies the weights of all tokens.
 
 Legend: f factors, e experts.
 """
@@ -31,6 +32,18 @@ def expert_scales(factors: Sequence[Tensor], stds: Sequence[float]) -> Tensor:
         excess = norms / (std * numbers.shape[1] ** 0.5)
         rows.append(excess.clamp(min=1.0).reciprocal())
     return torch.stack(rows)
+
+
+def common_scales(squares_f: Tensor, numbers: Sequence[int], stds: Sequence[float]) -> Tensor:
+    """The scale of each factor that all experts share: min(1, std / rms); differentiable.
+
+    Args:
+        squares_f: the sum of squares of each factor, over all experts.
+        numbers: how many numbers each factor has, over all experts.
+        stds: the standard deviation of each factor.
+    """
+    limits = [number * std**2 for number, std in zip(numbers, stds, strict=True)]
+    return (squares_f / squares_f.new_tensor(limits)).clamp(min=1.0).rsqrt()
 
 
 def normalised_experts(factors: Sequence[Tensor], stds: Sequence[float]) -> list[Tensor]:

@@ -27,6 +27,9 @@ Vectors and embeddings start the same way in both. Which layers start at zero is
 the coordinate check starts the same ones at zero in both, the landscape only under µP.
 """
 
+ExpertNorm = Literal["each", "together"]
+"""What the rms of a normalised factor of experts is over: each expert, or all of them together."""
+
 EMBEDDING_STD = 0.02
 """The standard deviation of a fresh embedding at every width, as in the paper's GPT."""
 

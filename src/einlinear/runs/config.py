@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
 from einlinear.files.whole import toml_text
-from einlinear.layers.scaling import EMBEDDING_STD, Parametrization
+from einlinear.layers.scaling import EMBEDDING_STD, ExpertNorm, Parametrization
 from einlinear.models.choices import ActivationName, PositionKind
 from einlinear.runs.presets import (
     OWN_FIELDS,
@@ -55,6 +55,8 @@ _ADDED = {
     "input_norm": False,
     "tf32": False,
     "eval_spacing": "geometric",
+    "expert_norm": "each",
+    "expert_gain": False,
 }
 """Fields that earlier versions did not have, with the values that those versions used.
 
@@ -101,6 +103,7 @@ _REAL: dict[str, tuple[float, float | None, bool]] = {
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": get_args(TaskName),
     "experts": get_args(ExpertsOf),
+    "expert_norm": get_args(ExpertNorm),
     "preset": get_args(Preset),
     "vocabulary": get_args(VocabularyName),
     "rule": get_args(CharacterRule),
@@ -122,6 +125,7 @@ _FLAGS = (
     "zero_query",
     "scale_branches",
     "input_norm",
+    "expert_gain",
     "tf32",
     "compile",
     "save_model",
@@ -150,14 +154,17 @@ class RunConfig:
             feed-forward net of a GPT block, the standard MoE.
         num_experts: experts in each layer; 0 for no mixture of experts.
         num_active: experts that each token uses.
+        expert_norm: whether factors are normalised for each expert, or for all together.
+        expert_gain: whether every factor of experts has a learnable gain, except in the
+            projections to queries and keys, which are normalised themselves.
         balance: weight of the balance loss, averaged over the gates.
         convert_head: whether the output head gets the structure too.
         head_aligned: whether to align the structures of the attention projections with the heads.
         weight_norm: whether structured layers normalise their factors.
         width: width of the model.
         depth: blocks of a GPT or a residual MLP, hidden layers of an MLP.
-        head_size: width of an attention head; give this or num_heads.
-        num_heads: number of attention heads.
+        head_size: width of an attention head.
+        num_heads: number of attention heads; give this or head_size.
         context: tokens in a sequence.
         vocabulary: "ascii", 96 symbols, or "gpt2", 50257 byte pairs.
         positions: learned, rotary or alibi.
@@ -209,6 +216,8 @@ class RunConfig:
     experts: ExpertsOf = "linear"
     num_experts: int = 0
     num_active: int = 2
+    expert_norm: ExpertNorm = _BY_PRESET
+    expert_gain: bool = _BY_PRESET
     balance: float = 0.01
     convert_head: bool = _BY_PRESET
     head_aligned: bool | None = None

@@ -51,6 +51,8 @@ _COMMON: dict[str, object] = {
     "precision": "float32",
     "tf32": False,
     "convert_head": False,
+    "expert_norm": "each",
+    "expert_gain": False,
 }
 
 _SEQUENCES: dict[str, object] = {
@@ -79,6 +81,8 @@ _SMALL_SEQUENCES = _SEQUENCES | {
 
 # Ref: [P24 §4, App. F, G]; details that the text leaves out follow the released runs. Evaluations
 # are 2,500 steps apart, as in the released GPT runs: 40 or more after the warm-up.
+# Departure: on a CPU, the released code of text computes in float32. A preset does not know the
+# device, so text is bfloat16 there, too.
 _PAPER_SEQUENCES = _SEQUENCES | {
     "positions": "learned",
     "embedding_std": 0.02,
@@ -99,6 +103,8 @@ _PAPER_TEXT = _PAPER_SEQUENCES | {
     "warmup": 2000,
     "schedule": "constant",
     "precision": "bfloat16",
+    "expert_norm": "together",  # as the experts of btt in the released code
+    "expert_gain": True,
     "eval_points": 40,
     "eval_size": 4096,
 }

@@ -19,6 +19,7 @@ from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
 
 _ALIGNED = ("*.q_proj", "*.k_proj", "*.v_proj", "*.o_proj")
+_NORMALISED = ("*.q_proj", "*.k_proj")  # a norm follows: a gain would have no effect
 
 _Conversion = Structure | Heads | Experts
 
@@ -123,13 +124,21 @@ def _conversions(config: RunConfig) -> dict[object, _Conversion]:
         rules["head"] = _mixed(config, parse(config.structure))
     if config.head_aligned:
         aligned = heads(structure=config.structure)
-        rules |= dict.fromkeys(_ALIGNED, _mixed(config, aligned))
+        rules |= {name: _mixed(config, aligned, name) for name in _ALIGNED}
+    elif config.expert_gain and config.num_experts and config.task in SEQUENCE_TASKS:
+        rules |= {name: _mixed(config, parse(config.structure), name) for name in _NORMALISED}
     rules["blocks.*"] = _mixed(config, parse(config.structure))
     return rules
 
 
-def _mixed(config: RunConfig, structure: Structure | Heads) -> _Conversion:
-    """The structure, or experts of it."""
-    return (
-        moe(structure, config.num_experts, config.num_active) if config.num_experts else structure
+def _mixed(config: RunConfig, structure: Structure | Heads, name: str = "") -> _Conversion:
+    """The structure, or experts of it, for a layer of this name."""
+    if not config.num_experts:
+        return structure
+    return moe(
+        structure,
+        config.num_experts,
+        config.num_active,
+        expert_norm=config.expert_norm,
+        expert_gain=config.expert_gain and name not in _NORMALISED,
     )

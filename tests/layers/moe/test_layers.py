@@ -18,6 +18,7 @@ from einlinear.layers.moe import fused, operators
 from einlinear.layers.moe.assignment import assign
 
 HOWS = ["matrix", "engine", "strided", "einsum"]
+PAPER = {"expert_norm": "together", "expert_gain": True}  # the experts of the paper's code
 
 
 def make(structure="btt(rank=2)", d_in=24, d_out=36, num_experts=5, num_active=2, **options):
@@ -46,11 +47,13 @@ def weights_by_hand(layer):
     matrices = []
     for expert in range(layer.num_experts):
         factors = []
-        for name in plan.factor_shapes:
+        for i, name in enumerate(plan.factor_shapes):
             factor = getattr(layer, name)[expert]
-            rms = factor.square().mean().sqrt()
+            over = getattr(layer, name) if layer.expert_norm == "together" else factor
+            rms = over.square().mean().sqrt()
             too_large = layer.weight_norm and rms > stds[name]
-            factors.append(factor / rms * stds[name] if too_large else factor)
+            factor = factor / rms * stds[name] if too_large else factor
+            factors.append(factor if layer.gain is None else factor * layer.gain[i])
         columns = torch.einsum(plan.equation, eye, *factors).flatten(1)[:, : plan.d_out]
         matrices.append(columns.t())
     return torch.stack(matrices)
@@ -95,10 +98,12 @@ def assert_right(layer, x, tolerance=1e-10):
     widths=st.tuples(st.integers(1, 24), st.integers(1, 24)),
     experts=st.integers(1, 6).flatmap(lambda e: st.tuples(st.just(e), st.integers(1, e))),
     num_tokens=st.integers(0, 40),
-    flags=st.tuples(st.booleans(), st.booleans()),
+    flags=st.tuples(*[st.booleans()] * 4),
 )
 def test_outputs_and_gradients(structure, widths, experts, num_tokens, flags):
-    layer = make(structure, *widths, *experts, bias=flags[0], weight_norm=flags[1])
+    norm = "together" if flags[2] else "each"
+    options = {"weight_norm": flags[1], "expert_norm": norm, "expert_gain": flags[3]}
+    layer = make(structure, *widths, *experts, bias=flags[0], **options)
     assert_right(layer, torch.randn(num_tokens, widths[0], dtype=torch.float64))
 
 
@@ -117,14 +122,16 @@ def test_mixtures_for_which_there_is_no_memory():
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ["dense", "btt(rank=2)", "generic", "btt(num_factors=3)"])
-def test_every_way_to_multiply(name, how, monkeypatch):
+@pytest.mark.parametrize("options", [{}, PAPER], ids=["plain", "paper"])
+def test_every_way_to_multiply(name, how, options, monkeypatch):
     if (how == "matrix") != (name == "dense") and (how == "matrix" or name != "dense"):
         pytest.skip("only a dense expert is a matrix")
     if how == "engine" and not compiled.IS_AVAILABLE:
         pytest.skip("no engine here")
     for module in (fused, operators):
         monkeypatch.setattr(module, "expert_variant", lambda *_: how)
-    assert_right(make(STRUCTURES[name]), torch.randn(3, 20, 24, dtype=torch.float64))
+    layer = make(STRUCTURES[name], **options)
+    assert_right(layer, torch.randn(3, 20, 24, dtype=torch.float64))
 
 
 def test_the_oracle_sees_a_changed_factor():
@@ -136,9 +143,68 @@ def test_the_oracle_sees_a_changed_factor():
         torch.testing.assert_close(y, oracle(layer, x))
 
 
-def test_the_dense_weights():
-    layer = make()
+@pytest.mark.parametrize("options", [{}, PAPER], ids=["plain", "paper"])
+def test_the_dense_weights(options):
+    layer = make(**options)
     torch.testing.assert_close(layer.to_dense(), weights_by_hand(layer))
+
+
+def test_the_oracle_sees_another_norm_and_a_gain():
+    layer, x = make(**PAPER), torch.randn(40, 24, dtype=torch.float64)
+    y = layer(x)
+    layer.expert_norm = "each"
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(y, oracle(layer, x))
+    layer.expert_norm = "together"
+    torch.testing.assert_close(y, oracle(layer, x))
+    with torch.no_grad():
+        layer.gain[1] *= 1.01
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(y, oracle(layer, x))
+
+
+def test_fresh_gains_are_one_and_a_fresh_layer_is_that_without_gains():
+    plain, paper = (
+        el.MoELinear(24, 36, structure="btt", num_experts=4, dtype=torch.float64, **options)
+        for options in ({}, PAPER)
+    )
+    assert paper.gain.tolist() == [1.0, 1.0]
+    assert set(paper.state_dict()) == {"A", "B", "bias", "gate.weight", "gain"}
+    assert set(plain.state_dict()) == {"A", "B", "bias", "gate.weight"}
+    paper.load_state_dict(plain.state_dict() | {"gain": torch.ones(2)})
+    with torch.no_grad():  # experts of equal rms: one scale is that of each
+        for layer in (plain, paper):
+            for factor in (layer.A, layer.B):
+                factor.div_(factor.square().mean((1, 2, 3), keepdim=True).sqrt())
+    x = torch.randn(50, 24, dtype=torch.float64)
+    torch.testing.assert_close(paper(x), plain(x))
+
+
+def test_gains_learn_with_the_rate_of_vectors():
+    model = nn.Sequential(el.MoELinear(256, 256, structure="btt", num_experts=4, **PAPER))
+    groups = el.param_groups(model, 1e-2, base_width=64, weight_decay=0.1)
+    [group] = [g for g in groups if any(p is model[0].gain for p in g["params"])]
+    assert (group["lr"], group["weight_decay"]) == (1e-2, 0)
+    with torch.no_grad():
+        model[0].gain.fill_(3.0)
+    el.init_(model)
+    assert model[0].gain.tolist() == [1.0, 1.0]
+
+
+def test_wrong_norms():
+    with pytest.raises(el.EinlinearError, match="expert_norm"):
+        make(expert_norm="all")
+    with pytest.raises(el.EinlinearError, match="expert_norm"):
+        el.moe("btt", 4, expert_norm="all")
+
+
+def test_converted_layers_have_the_norm_and_the_gains_of_the_rule():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    rules = {"0": el.moe("btt", 4, **PAPER), "1": el.moe("btt", 4)}
+    conversion = el.convert_(model, rules)
+    assert [layer.expert_norm for layer in model] == ["together", "each"]
+    assert [layer.gain is None for layer in model] == [False, True]
+    assert conversion.params_after == sum(p.numel() for p in model.parameters())
 
 
 def all_on(layer, *experts):
@@ -185,8 +251,9 @@ def test_rows_that_do_not_lie_side_by_side():
 
 
 @pytest.mark.no_cover
-def test_gradients_by_differences():
-    layer = make(d_in=6, d_out=4, num_experts=3)
+@pytest.mark.parametrize("options", [{}, PAPER], ids=["plain", "paper"])
+def test_gradients_by_differences(options):
+    layer = make(d_in=6, d_out=4, num_experts=3, **options)
     x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
     parameters = [p for _, p in layer.named_parameters()]
 

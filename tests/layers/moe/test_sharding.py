@@ -69,7 +69,15 @@ def test_outputs_and_gradients_are_those_of_one_process(pair, structure, num_act
     pair.run(ranks.layers, structure, 4, num_active, {})
 
 
-@pytest.mark.parametrize("options", [{"bias": False}, {"weight_norm": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": False},
+        {"weight_norm": False},
+        {"expert_norm": "together"},
+        {"expert_norm": "together", "expert_gain": True},
+    ],
+)
 def test_options(pair, options):
     pair.run(ranks.layers, "btt", 6, 3, options)
     if "bias" in options:

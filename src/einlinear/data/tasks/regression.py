@@ -63,6 +63,7 @@ class RegressionTask:
 
     Inputs are drawn on the CPU, by step and seed, and are the same on every device. The teacher
     answers them on its own device, so targets differ between devices by rounding only.
+    Departure: the released code draws inputs on the device, from one stream for the whole run.
     """
 
     teacher: Teacher

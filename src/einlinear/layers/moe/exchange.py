@@ -37,6 +37,12 @@ def _uncompiled_mix() -> Callable[..., Tensor]:
     return made
 
 
+def _uncompiled_sum() -> Callable[..., Tensor]:
+    """`summed_over_ranks`, created in the same way."""
+    made: Callable[..., Tensor] = torch.compiler.disable(summed_over_ranks)  # type: ignore[no-untyped-call]
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertShard:
     """Which experts of a layer this rank holds.
@@ -44,12 +50,16 @@ class ExpertShard:
     mesh: the ranks that share the experts, along one axis.
     num_experts: the total over all ranks.
     mix: `mix_over_ranks`; a compiled model breaks its graph there.
+    sum: `summed_over_ranks`; here too.
     """
 
     mesh: DeviceMesh
     num_experts: int
     mix: Callable[..., Tensor] = field(
         default_factory=_uncompiled_mix, init=False, repr=False, compare=False
+    )
+    sum: Callable[..., Tensor] = field(
+        default_factory=_uncompiled_sum, init=False, repr=False, compare=False
     )
 
     @property
@@ -139,6 +149,30 @@ class _Exchange(torch.autograd.Function):
 def _exchange(way: Way, *tensors: Tensor) -> tuple[Tensor, ...]:
     arrived: tuple[Tensor, ...] = _Exchange.apply(way, *tensors)  # type: ignore[no-untyped-call]
     return arrived
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over ranks of a tensor; its gradient is the sum of the gradients of all ranks."""
+
+    @staticmethod
+    def forward(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return _SumOverRanks.apply(grad, ctx.group), None  # type: ignore[no-untyped-call]
+
+
+def summed_over_ranks(shard: ExpertShard, tensor: Tensor) -> Tensor:
+    """The sum of a tensor over the ranks that share the experts; differentiable."""
+    made: Tensor = _SumOverRanks.apply(tensor, shard.mesh.get_group())  # type: ignore[no-untyped-call]
+    return made
 
 
 def averaged(parameter: Tensor, shard: ExpertShard) -> Tensor:

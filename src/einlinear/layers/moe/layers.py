@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,20 @@ from einlinear.layers.moe.assignment import Assignment
 from einlinear.layers.moe.fused import can_fuse, gate_and_experts
 from einlinear.layers.moe.operators import multiply_experts
 from einlinear.layers.moe.routing import Gate, Routed
-from einlinear.layers.norm import normalised_experts
+from einlinear.layers.norm import common_scales, normalised_experts
 from einlinear.layers.reference import dense_weight
-from einlinear.layers.scaling import Scaling, factor_scaling, matrix_scaling, vector_scaling
+from einlinear.layers.scaling import (
+    ExpertNorm,
+    Scaling,
+    factor_scaling,
+    matrix_scaling,
+    vector_scaling,
+)
 from einlinear.structures.named import dense
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
+from einlinear.structures.values import one_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": gelu, "relu": relu, "silu": silu}
 
@@ -41,6 +49,8 @@ class MoELinear(Routed):
     axis of experts; `gate` is a linear layer without bias, initialised to zero. `last_routing`
     tells where the tokens of the last forward pass went. Ref: [P24 §5].
 
+    Departure: by default each expert is normalised by itself, and factors have no gains.
+
     Args:
         in_features: width of the input.
         out_features: width of the output.
@@ -48,7 +58,11 @@ class MoELinear(Routed):
         structure: of each expert: a Structure, or text like "btt(rank=2)".
         num_experts: how many experts there are.
         num_active: how many experts each token uses.
-        weight_norm: whether to normalise the factors, separately for each expert.
+        weight_norm: whether to normalise the factors.
+        expert_norm: "each" normalises the factors of every expert by themselves, "together" all
+            experts of a factor by one scale, as the paper's code does.
+        expert_gain: whether every factor has a learnable gain that starts at 1, shared by all
+            experts, as in the paper's code. The parameter `gain` holds those of all factors.
         device: the device of the parameters.
         dtype: the dtype of the parameters.
     """
@@ -63,6 +77,8 @@ class MoELinear(Routed):
         num_experts: int,
         num_active: int = 2,
         weight_norm: bool = True,
+        expert_norm: ExpertNorm = "each",
+        expert_gain: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -72,6 +88,7 @@ class MoELinear(Routed):
         self.in_features = self.plan.d_in
         self.out_features = self.plan.d_out
         self.weight_norm = weight_norm
+        self.expert_norm = one_of(expert_norm, "expert_norm", get_args(ExpertNorm))
         scaling = factor_scaling(self.plan)
         self._names = [step.factor for step in self.plan.steps]
         self._stds = [scaling[name].init_std for name in self._names]
@@ -84,6 +101,9 @@ class MoELinear(Routed):
             empty = torch.empty(self.out_features, device=device, dtype=dtype)
             self.gate = Gate(self.in_features, self.num_experts, device=device, dtype=dtype)
         self.bias = nn.Parameter(empty) if bias else None
+        self.gain: nn.Parameter | None = None
+        if expert_gain:
+            self.gain = nn.Parameter(torch.empty(len(self._names), device=device, dtype=dtype))
         self.reset_parameters()
 
     @property
@@ -101,19 +121,46 @@ class MoELinear(Routed):
         scaling = factor_scaling(self.plan)
         if self.bias is not None:
             scaling["bias"] = vector_scaling(self.out_features)
+        if self.gain is not None:
+            scaling["gain"] = vector_scaling(len(self._names), init_mean=1.0)
         return scaling
 
     def reset_parameters(self) -> None:
-        """Initialise the factors of all experts randomly, bias and gate to 0."""
+        """Initialise the factors of all experts randomly, bias and gate to 0, gains to 1."""
         self.draw_(self.param_scaling())
 
     def to_dense(self) -> Tensor:
         """The effective weights of local experts, (num_experts, out_features, in_features)."""
         factors = [getattr(self, name) for name in self._names]
-        if self.weight_norm:
-            factors = normalised_experts(factors, self._stds)
+        if stds := self._own_stds():
+            factors = normalised_experts(factors, stds)
         own = zip(*(factor.unbind() for factor in factors), strict=True)
-        return torch.stack([dense_weight(self.plan, list(expert)) for expert in own])
+        dense_eoi = torch.stack([dense_weight(self.plan, list(expert)) for expert in own])
+        scale = self._common_scale()
+        return dense_eoi if scale is None else dense_eoi * scale.to(dense_eoi.dtype)
+
+    def _own_stds(self) -> list[float]:
+        """The standard deviations of the factors, if each expert is normalised by itself."""
+        return self._stds if self.weight_norm and self.expert_norm == "each" else []
+
+    def _common_scale(self) -> Tensor | None:
+        """What multiplies the matrices of all experts, since they are linear in each factor.
+
+        prod over the factors of gain * min(1, std / rms over all experts)
+        """
+        scale: Tensor | None = None
+        if self.weight_norm and self.expert_norm == "together":
+            factors = [self.own_experts(name) for name in self._names]
+            dtype = torch.promote_types(factors[0].dtype, torch.float32)
+            squares_f = torch.stack([factor.to(dtype).square().sum() for factor in factors])
+            if self.shard is not None:
+                squares_f = self.shard.sum(self.shard, squares_f)
+            numbers = [self.num_experts * factor[0].numel() for factor in factors]
+            scale = common_scales(squares_f, numbers, self._stds).prod()
+        if self.gain is not None:
+            gain = self.gain.to(torch.promote_types(self.gain.dtype, torch.float32)).prod()
+            scale = gain if scale is None else scale * gain
+        return scale
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to the last axis of x."""
@@ -121,16 +168,16 @@ class MoELinear(Routed):
         x_td = x.reshape(-1, self.in_features)
         own = [getattr(self, name) for name in self._names]
         known = own if self.bias is None else [*own, self.bias]
-        is_own = self.shard is None and not self.has_other_route
+        scale = self._common_scale()
+        is_own = self.shard is None and not self.has_other_route and scale is None
         if is_own and can_fuse(self.gate, x_td, known):
-            stds = self._stds if self.weight_norm else ()
             y_to, logits_te, experts_tk = gate_and_experts(
                 self.plan, x_td, self.gate.weight, self.bias, own,
-                num_active=self.num_active, stds=stds,
+                num_active=self.num_active, stds=self._own_stds(),
             )  # fmt: skip
             self.remember(logits_te, experts_tk)
             return y_to.reshape(*x.shape[:-1], self.out_features)
-        y_to = self.mixed(x_td, self._mix)
+        y_to = self.mixed(x_td, self._mix, scale)
         if self.bias is not None and self.shard is not None:
             y_to = y_to + autocast_operand(self.bias)
         return y_to.reshape(*x.shape[:-1], self.out_features)
@@ -140,7 +187,7 @@ class MoELinear(Routed):
     ) -> Tensor:
         """The weighted sum over the local experts of each row, with the bias if they are all."""
         factors = [autocast_operand(self.own_experts(name)) for name in self._names]
-        stds = self._stds if self.weight_norm else ()
+        stds = self._own_stds()
         bias: Tensor | None = self.bias if self.shard is None else None
         bias = None if bias is None else autocast_operand(bias)
         return multiply_experts(self.plan, x_td, factors, assignment, bias=bias, stds=stds)
@@ -152,6 +199,8 @@ class MoELinear(Routed):
             f"bias={self.bias is not None}, structure={str(self.structure)!r}, "
             f"num_experts={self.num_experts}{self._shard_repr()}, num_active={self.num_active}"
             + ("" if self.weight_norm else ", weight_norm=False")
+            + ("" if self.expert_norm == "each" else f", expert_norm={self.expert_norm!r}")
+            + ("" if self.gain is None else ", expert_gain=True")
         )
 
 

@@ -163,9 +163,14 @@ class Routed(nn.Module):
         with _without_autocast(x_td):
             return experts_tk, logits_te.gather(-1, experts_tk).softmax(-1)
 
-    def mixed(self, x_td: Tensor, mix: Mix) -> Tensor:
-        """The result of `mix` for the active experts of each token, on whichever rank they are."""
+    def mixed(self, x_td: Tensor, mix: Mix, scale: Tensor | None = None) -> Tensor:
+        """The result of `mix` for the active experts of each token, on whichever rank they are.
+
+        The scale multiplies what all experts give.
+        """
         experts_tk, weights_tk = self.route(x_td)
+        if scale is not None:
+            weights_tk = weights_tk * scale.to(weights_tk.dtype)
         x_td = autocast_operand(x_td)
         if self.shard is not None:
             return self.shard.mix(self.shard, x_td, experts_tk, weights_tk, mix)
@@ -187,7 +192,7 @@ class Routed(nn.Module):
         for name, scaling in scalings.items():
             parameter = getattr(self, name)
             if self.shard is None or name not in self.expert_names:
-                nn.init.normal_(parameter, std=scaling.init_std)
+                nn.init.normal_(parameter, scaling.init_mean or 0.0, scaling.init_std)
                 continue
             every = parameter.new_empty(self.num_experts, *parameter.shape[1:])
             with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from einlinear.layers.scaling import ExpertNorm
 from einlinear.models.convert.names import LayerNames, grouped, layer_list, split_names
 from einlinear.show.numbers import amount, counted
 from einlinear.show.tables import RULE, text_table, wrapped
@@ -32,6 +33,8 @@ class Swap:
     structure: Structure
     num_experts: int = 0
     num_active: int = 1
+    expert_norm: ExpertNorm = "each"
+    expert_gain: bool = False
     typed: str = ""
 
     @property
@@ -58,7 +61,8 @@ class Swap:
     def params_after(self) -> int:
         """Parameters of the structured layer."""
         num_copies = max(1, self.num_experts)
-        return num_copies * self.plan.params + self._gate + self.d_out * self.has_bias
+        gains = len(self.plan.steps) * self.expert_gain
+        return num_copies * self.plan.params + self._gate + gains + self.d_out * self.has_bias
 
     @property
     def macs_before(self) -> int:

@@ -210,7 +210,13 @@ def _swap(model: nn.Module, site: Site, rule: Structure | Heads | Experts) -> Sw
     swap = Swap(site.names, site.d_in, site.d_out, site.bias is not None, structure)
     if not isinstance(rule, Experts):
         return swap
-    return replace(swap, num_experts=rule.num_experts, num_active=rule.num_active)
+    return replace(
+        swap,
+        num_experts=rule.num_experts,
+        num_active=rule.num_active,
+        expert_norm=rule.expert_norm,
+        expert_gain=rule.expert_gain,
+    )
 
 
 def _check_sites(model: nn.Module, sites: tuple[Site, ...]) -> None:
@@ -260,7 +266,13 @@ def _new_layer(site: Site, swap: Swap, weight_norm: bool) -> EinsumLinear | MoEL
     """Create the structured layer with the device, dtype and flags of the dense one."""
     make: Callable[..., EinsumLinear | MoELinear] = EinsumLinear
     if swap.num_experts:
-        make = partial(MoELinear, num_experts=swap.num_experts, num_active=swap.num_active)
+        make = partial(
+            MoELinear,
+            num_experts=swap.num_experts,
+            num_active=swap.num_active,
+            expert_norm=swap.expert_norm,
+            expert_gain=swap.expert_gain,
+        )
     new = make(
         swap.d_in,
         swap.d_out,

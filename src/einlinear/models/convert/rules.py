@@ -123,7 +123,9 @@ def _as_typed(rule: ReadRule) -> str:
     if isinstance(rule, Experts):
         return (
             f"moe({_as_typed(rule.structure)}, num_experts={rule.num_experts}, "
-            f"num_active={rule.num_active})"
+            f"num_active={rule.num_active}"
+            + ("" if rule.expert_norm == "each" else f", expert_norm={rule.expert_norm}")
+            + (", expert_gain=True)" if rule.expert_gain else ")")
         )
     if isinstance(rule, Heads):
         parts = [] if rule.num_heads is None else [str(rule.num_heads)]
