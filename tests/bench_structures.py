@@ -8,7 +8,14 @@ import einlinear as el
 from einlinear.structures import edges, plan, sizes
 from einlinear.structures.edges import all_edges
 
-CACHES = [plan._make_plan, sizes.share_width, sizes._divisors, edges.all_cuts]
+CACHES = [
+    plan._make_plan,
+    sizes._side_options,
+    sizes._rank_options,
+    sizes._all_steps,
+    sizes._divisors,
+    edges.all_cuts,
+]
 
 
 def best_ms(action, repeats):

@@ -39,7 +39,7 @@ def test_describe_says_everything(capsys):
 
 def test_describe_shows_padding_and_a_second_width(capsys):
     _, out, _ = run(capsys, "describe", "monarch", "--width", "1009", "--out-width", "2027")
-    assert "input 1,009 -> 1,012 (0.3%)" in out
+    assert "input 1,009 -> 1,015 (0.6%)" in out
     assert "output 2,027 ->" in out
     _, out, _ = run(capsys, "describe", "dense", "--width", "64")
     assert "not slower than dense" in out

@@ -171,8 +171,8 @@ def test_dense_costs_what_a_linear_layer_costs():
 
 def test_padding_is_reported():
     plan = make_plan(el.monarch(), 1009, 1009)
-    assert (plan.d_in_padded, plan.d_out_padded) == (1012, 1012)
-    assert plan.sizes["XA"] * plan.sizes["XAB"] == 1012
+    assert (plan.d_in_padded, plan.d_out_padded) == (1015, 1015)
+    assert plan.sizes["XA"] * plan.sizes["XAB"] == 1015
     assert plan.rank == 1009
 
 
@@ -213,14 +213,14 @@ def test_a_plan_as_text():
         "structure              btt(rank=2)",
         "as edges               XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:2",
         "widths                 1,009 -> 1,024",
-        "sizes                  XA 44, XAB 23, YB 32, YAB 32, AB 2",
-        "padding                input 1,009 -> 1,012 (0.3%)",
+        "sizes                  XA 35, XAB 29, YB 32, YAB 32, AB 2",
+        "padding                input 1,009 -> 1,015 (0.6%)",
         "equation               ...ga,garf,fgre->...fe",
-        "parameters             111,872  (10.83% of dense)",
-        "FLOPs/token (forward)  223,744  (10.83% of dense, 9.24 x fewer)",
+        "parameters             124,352  (12.04% of dense)",
+        "FLOPs/token (forward)  248,704  (12.04% of dense, 8.31 x fewer)",
         "rank                   1,009 of 1,009",
-        "step A                 23 x 44 x 2 x 32: contracts XA, makes AB YAB; 129,536 FLOPs/token",
-        "step B                 32 x 23 x 2 x 32: contracts XAB AB, makes YB; 94,208 FLOPs/token",
+        "step A                 29 x 35 x 2 x 32: contracts XA, makes AB YAB; 129,920 FLOPs/token",
+        "step B                 32 x 29 x 2 x 32: contracts XAB AB, makes YB; 118,784 FLOPs/token",
     ]
     nameless = make_plan(el.parse("XA^1/2 XAB^1/2 YB^1"), 64, 64)
     assert str(nameless).splitlines()[:2] == [

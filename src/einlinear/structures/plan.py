@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
 from math import prod
 from string import ascii_letters
 
 from einlinear.errors import EinlinearError
 from einlinear.show.tables import facts_text
-from einlinear.structures.edges import all_edges, cut, factors_of, touched
+from einlinear.structures.edges import all_edges, cut
 from einlinear.structures.named import named_call
-from einlinear.structures.sizes import choose_sizes, rank_bound
+from einlinear.structures.sizes import choose_sizes, fewest_macs, rank_bound
 from einlinear.structures.structure import Structure, check_structure
 from einlinear.structures.values import whole_number
 
@@ -167,7 +166,7 @@ def make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
 def _make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
     letters = _letters(structure)
     sizes = choose_sizes(structure, d_in, d_out)
-    order = cheapest_order(sizes)
+    _, order = fewest_macs(sizes)
     layouts = _lay_out(sizes, order)
     steps = tuple(
         _make_step(factor, before, after, sizes, letters)
@@ -194,26 +193,6 @@ def _make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
         macs=sum(step.macs for step in steps),
         rank=min(d_in, d_out, int(rank_bound(sizes))),
     )
-
-
-def cheapest_order(sizes: dict[str, int]) -> str:
-    """The order in which the factors should meet the input: the one with the fewest multiply-adds.
-
-    The tensor left after some factors does not depend on their order, so the best order of every
-    set follows from those of its subsets; this finds the same as trying all orders. Of equals, the
-    alphabetically first. Checked by: test_plan.py::test_order_is_the_cheapest_of_all_orders.
-    """
-    factors = factors_of(sizes)
-    best = {frozenset[str](): (0, "")}
-    for size in range(1, len(factors) + 1):
-        for group in map(frozenset, combinations(factors, size)):
-            ways = []
-            for last in group:
-                macs, order = best[group - {last}]
-                step = touched(sizes, order, last)
-                ways.append((macs + prod(sizes[edge] for edge in step), order + last))
-            best[group] = min(ways)
-    return best[frozenset(factors)][1]
 
 
 def _lay_out(sizes: dict[str, int], order: str) -> tuple[tuple[str, ...], ...]:

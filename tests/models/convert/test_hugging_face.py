@@ -212,5 +212,5 @@ def test_the_trainer_takes_the_groups(transformers, tmp_path):
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
     assert [group["lr"] for group in optimizer.param_groups] == rates
