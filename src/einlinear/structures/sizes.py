@@ -94,8 +94,8 @@ class _Target(NamedTuple):
         """An option with its products. The fixed sizes go with the ranks."""
         sizes = dict(zip(self.exponents[side], option.sizes, strict=True))
         sizes |= {} if side else self.fixed
-        groups = [step.edges for step in self.steps] + list(all_cuts(tuple(self.ideal)))
-        products = [prod([sizes.get(edge, 1) for edge in group]) for group in groups]
+        groups = _steps_and_cuts(tuple(self.ideal), tuple(sizes))
+        products = [prod([sizes[edge] for edge in group]) for group in groups]
         return _Part(option.penalty, sizes, products)
 
 
@@ -276,6 +276,13 @@ def _all_steps(edges: tuple[str, ...]) -> tuple[_Meeting, ...]:
     )
 
 
+@lru_cache(maxsize=4096)
+def _steps_and_cuts(edges: tuple[str, ...], some: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Which of some edges are in each step and in each cut."""
+    groups = [*(step.edges for step in _all_steps(edges)), *all_cuts(edges)]
+    return [tuple(edge for edge in group if edge in some) for group in groups]
+
+
 def _cheapest(steps: tuple[_Meeting, ...], macs: Sequence[float]) -> tuple[float, str]:
     """The sum of the multiply-adds of the cheapest order, and the order."""
     best: dict[frozenset[str], tuple[float, str]] = {frozenset(): (0, "")}
@@ -323,7 +330,8 @@ def closest_factors(
     make it from the edges so far. This is exact, since squared deviations add up.
     """
     divisors = _divisors(total)
-    exponent_of = {n: log(n) / log(width) if width > 1 else 0.0 for n in divisors}
+    scale = log(width) or 1.0
+    exponent_of = {n: log(n) / scale for n in divisors}
     made: dict[int, list[_Way]] = {1: [(0, ())]}
     for i, exponent in enumerate(exponents):
         allowed = {
