@@ -203,7 +203,7 @@ def test_the_trainer_takes_the_groups(transformers, tmp_path):
     tokens = torch.arange(16) % 4
     data = [{"input_ids": tokens, "labels": tokens}] * 64
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=16, per_device_train_batch_size=4, report_to=[],
+        output_dir=str(tmp_path), max_steps=24, per_device_train_batch_size=4, report_to=[],
         logging_steps=8, save_strategy="no", disable_tqdm=True, use_cpu=True,
         lr_scheduler_type="constant",
     )  # fmt: skip
@@ -212,5 +212,5 @@ def test_the_trainer_takes_the_groups(transformers, tmp_path):
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
     assert [group["lr"] for group in optimizer.param_groups] == rates
