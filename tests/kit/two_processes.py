@@ -41,7 +41,9 @@ def compare_gradients(rank, kind, expected):
 
 def train_with_groups(model, x):
     """Rates by name, and the weights after two steps of training with them."""
-    rates = {row.name: row.rate for row in scaling_table(model, 0.01, base_width=32)}
+    base = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(16, 16))
+    tables = [scaling_table(model, 0.01, **f) for f in ({"base_width": 32}, {"base": base})]
+    rates = [{row.name: row.rate for row in table} for table in tables]
     # A large eps: where a gradient is nearly zero, its sign is left to rounding.
     optimizer = torch.optim.AdamW(make_groups(model, 0.01, base_width=32), eps=1e-3)
     for _ in range(2):

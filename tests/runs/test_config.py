@@ -52,6 +52,7 @@ def test_the_id_knows_every_field_that_counts(config):
         "positions": "rotary",
         "activation": "gelu",
         "parametrization": "naive",
+        "head_init": "small",
         "schedule": "wsd",
         "eval_spacing": "even" if config.eval_spacing == "geometric" else "geometric",
         "precision": "bfloat16" if config.precision == "float32" else "float32",
@@ -156,6 +157,17 @@ def test_presets():
     assert RunConfig(task="regression").head_size is None
     assert RunConfig(task="pixels", preset="paper").schedule == "cosine"
     assert RunConfig(preset="paper", head_size=32).head_size == 32
+    assert [RunConfig(task=task, preset="paper").base_expansion for task in TASKS] == [
+        1,
+        4,
+        4,
+        None,
+    ]
+    assert [RunConfig(task=task, preset="paper").fixed_input for task in TASKS] == [
+        None, None, True, True,
+    ]  # fmt: skip
+    assert [RunConfig(task=task).base_expansion for task in TASKS] == [1, 1, 1, None]
+    assert [RunConfig(task=task).fixed_input for task in TASKS] == [None, None, False, False]
     assert RunConfig(tied=True).embedding_std == 0.02
     assert RunConfig(tied=True, embedding_std=0.5).embedding_std == 0.5
 
@@ -199,6 +211,10 @@ def test_the_warm_up_of_short_runs():
         ({"task": "cifar", "context": 64}, ["context is 64", "setting of text"]),
         ({"task": "text", "teacher_width": 8}, ["teacher_width is 8", "regression"]),
         ({"checkpoint_every": -1}, ["checkpoint_every is -1"]),
+        ({"base_expansion": 0}, ["base_expansion is 0"]),
+        ({"task": "cifar", "base_expansion": 4}, ["base_expansion is 4", "regression"]),
+        ({"fixed_input": True}, ["fixed_input is True", "regression and cifar"]),
+        ({"head_init": "zeros"}, ["head_init is 'zeros'", "'zero'"]),
     ],
 )
 def test_bad_values(settings, words):

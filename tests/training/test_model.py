@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from einlinear.models.mup.groups import scaling_table
 from einlinear.models.mup.init import init_
 from einlinear.runs.config import RunConfig
-from einlinear.training.model import _allocate_, make_model, make_shape
+from einlinear.training.model import _allocate_, base_inputs, make_model, make_shape
 
 GPT = {"width": 32, "depth": 2, "head_size": 16}
 CONFIGS = {
@@ -52,3 +53,56 @@ def test_a_naive_model_starts_without_zeros():
     model = make_model(RunConfig(parametrization="naive", **CONFIGS["MoE"]), (96, 64))
     matrices = {name: p for name, p in model.named_parameters() if p.dim() > 1}
     assert all(parameter.any() for parameter in matrices.values())
+
+
+def base_of(rows):
+    return {row.name: row.base_in for row in rows if row.base_in > 1}
+
+
+@pytest.mark.parametrize("settings", CONFIGS.values(), ids=CONFIGS)
+def test_rates_on_a_cpu_are_those_of_one_base_width_for_all_layers(settings):
+    config = RunConfig(**settings, base_width=24)
+    model = make_shape(config, (96, 64))
+    rows = scaling_table(model, 0.01, base=base_inputs(config, model)).rows
+    assert rows == scaling_table(model, 0.01, base_width=24).rows
+
+
+@pytest.mark.parametrize("expansion", [1, 4])
+@pytest.mark.parametrize("name", ["dense", "structured", "experts", "MoE"])
+def test_the_base_of_a_gpt(name, expansion):
+    config = RunConfig(**CONFIGS[name], base_width=24, base_expansion=expansion)
+    model = make_shape(config, (96, 64))
+    found = base_of(scaling_table(model, 1.0, base=base_inputs(config, model)))
+    # Second layers with their gates, and the second matrix of feed-forward experts.
+    downs = {n: base for n, base in found.items() if "mlp.down" in n}
+    assert set(downs.values()) == {24 * expansion}
+    assert {base for n, base in found.items() if n not in downs} == {24}
+    last = {"dense": ".weight", "structured": ".B", "experts": ".gate.weight", "MoE": ""}[name]
+    assert f"blocks.1.mlp.down{last}" in downs
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_the_base_of_an_mlp(is_fixed):
+    for name in ("residual MLP", "MLP"):
+        settings = CONFIGS[name] | ({"base_expansion": 4} if name == "residual MLP" else {})
+        config = RunConfig(**settings, base_width=24, fixed_input=is_fixed)
+        model = make_shape(config, (8, 10))
+        found = base_of(scaling_table(model, 1.0, base=base_inputs(config, model)))
+        assert found.pop("input.weight") == (8 if is_fixed else 24)
+        assert found.pop("head.weight") == 24
+        assert {base for n, base in found.items() if "down" not in n} == {24}
+        assert {base for n, base in found.items() if "down" in n} <= {96}
+
+
+@pytest.mark.parametrize("parametrization", ["mup", "naive"])
+def test_how_the_head_of_a_run_starts(parametrization):
+    settings = {"task": "cifar", "width": 256, "parametrization": parametrization, "base_width": 64}
+    heads = {
+        kind: make_model(RunConfig(head_init=kind, **settings), (8, 1000)).head.weight.detach()
+        for kind in ("auto", "zero", "small", "usual")
+    }
+    assert torch.equal(heads["auto"], heads["zero" if parametrization == "mup" else "usual"])
+    assert not heads["zero"].any()
+    # 256,000 draws have their deviation to within 1 / sqrt(512000); five times that is 0.7 %.
+    assert float(heads["small"].std()) == pytest.approx(8 / 256, rel=0.007)
+    assert float(heads["usual"].std()) == pytest.approx(1 / 16, rel=0.007)

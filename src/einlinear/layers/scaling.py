@@ -30,6 +30,16 @@ the coordinate check starts the same ones at zero in both, the landscape only un
 ExpertNorm = Literal["each", "together"]
 """What the rms of a normalised factor of experts is over: each expert, or all of them together."""
 
+HeadInit = Literal["zero", "small", "usual"]
+"""How the head of a model starts.
+
+zero: zeros, so that all outputs are zero.
+small: standard deviation sqrt(base_width) / fan_in, so that outputs have unit variance at the base
+    width and shrink as 1 / sqrt(width); in a structured head the last factor has
+    sqrt(base_width / in_features) / sqrt(fan_in). Ref: [Y22 Table 3].
+usual: standard deviation 1 / sqrt(fan_in) for every matrix, so that outputs have unit variance.
+"""
+
 EMBEDDING_STD = 0.02
 """The standard deviation of a fresh embedding at every width, as in the paper's GPT."""
 
@@ -48,6 +58,8 @@ class Scaling:
         parameter that `init_` leaves unchanged.
     head_width: out_features of the layer if it is the model's head, whose output does not grow
         with the width of the model; 0 for all other layers. Only SGD's learning rate needs it.
+    d_in, d_out: widths of the whole layer if the parameter is a factor, which may sum over a part
+        of them only; 0 if fan_in and fan_out are those of the layer.
     """
 
     fan_in: int
@@ -58,14 +70,17 @@ class Scaling:
     kind: ParameterKind = "matrix"
     init_mean: float | None = 0.0
     head_width: int = 0
+    d_in: int = 0
+    d_out: int = 0
 
     def __post_init__(self) -> None:
         counts = (self.fan_in, self.fan_out, self.num_factors, self.repeats)
-        if min(counts) < 1 or self.head_width < 0 or self.init_std < 0:
+        widths = (self.head_width, self.d_in, self.d_out)
+        if min(counts) < 1 or min(widths) < 0 or self.init_std < 0:
             raise EinlinearError(
                 what=f"the scaling of a parameter is given as {self}",
                 rule="fan_in, fan_out, num_factors and repeats are 1 or more, "
-                "head_width and init_std are 0 or more",
+                "head_width, d_in, d_out and init_std are 0 or more",
                 fix="count the axes that the layer sums over and those that it makes",
             )
         if self.kind not in get_args(ParameterKind):
@@ -74,6 +89,25 @@ class Scaling:
                 rule=f"the kind is one of {', '.join(get_args(ParameterKind))}",
                 fix='use "matrix" for what multiplies the input, "vector" for biases and gains',
             )
+
+
+@dataclass(frozen=True, slots=True)
+class BaseShape:
+    """The layer of a parameter in the base model, the one on which lr was tuned, kept dense.
+
+    fan_in: in_features of that layer; 1 for vectors and embeddings.
+    fan_out: out_features of that layer, for vectors and embeddings their width; 0 if it is not
+        known, which is enough for Adam.
+    """
+
+    fan_in: int
+    fan_out: int
+
+
+def uniform_base(scaling: Scaling, base_width: int) -> BaseShape:
+    """The shape in a base whose layers all have base_width inputs and outputs, except the head."""
+    fan_in = base_width if scaling.kind == "matrix" else 1
+    return BaseShape(fan_in, scaling.head_width or base_width)
 
 
 def init_std(fan_in: int, fan_out: int) -> float:
@@ -111,40 +145,41 @@ def factor_scaling(plan: Plan) -> dict[str, Scaling]:
             init_std=init_std(step.fan_in, step.fan_out),
             num_factors=len(plan.steps),
             repeats=prod(sizes[edge] for edge in step.kept),
+            d_in=plan.d_in,
+            d_out=plan.d_out,
         )
         for step in plan.steps
     }
 
 
-def adam_rate(scaling: Scaling, lr: float, base_width: int) -> float:
+def adam_rate(scaling: Scaling, lr: float, base: BaseShape) -> float:
     """The learning rate under Adam and relatives, whose steps ignore the scale of gradients.
 
-        matrix: lr * base_width / (num_factors * fan_in)        vector, embedding: lr
+        matrix: lr * base.fan_in / (num_factors * fan_in)       vector, embedding: lr
 
     Ref: [Y22 Table 3, P24 §4].  Checked by: test_groups.py::test_adam_rates_by_hand.
     """
     if scaling.kind != "matrix":
         return lr
-    # A quotient of whole numbers, so that it is exactly 1 at the base width.
-    return lr * (base_width / (scaling.num_factors * scaling.fan_in))
+    # A quotient of whole numbers, so that it is exactly 1 for a dense layer of the base's shape.
+    return lr * (base.fan_in / (scaling.num_factors * scaling.fan_in))
 
 
-def sgd_rate(scaling: Scaling, lr: float, base_width: int) -> float:
+def sgd_rate(scaling: Scaling, lr: float, base: BaseShape) -> float:
     """The learning rate under SGD, with or without momentum.
 
-        matrix: lr * fan_out / (fan_in * repeats)       vector, embedding: lr * fan_out / base_width
+        matrix: lr * (fan_out / (fan_in * repeats)) / (base.fan_out / base.fan_in)
+        vector, embedding: lr * fan_out / base.fan_out
 
-    In the head, whose output does not grow with the model, both are multiplied by
-    base_width / head_width: lr * base_width / fan_in for a dense one, lr for its bias.
+    The output of the head does not grow with the model, so a dense one has
+    lr * base.fan_in / fan_in, and its bias lr.
     Departure: the paper prints the rates of A and B with their roles swapped; repeats are the axes
     that the tensor has and the factor lacks, XB for A and YA for B where A comes first.
     Ref: [Y23, P24 App. C].  Checked by: test_groups.py::test_sgd_rates_by_hand.
     """
-    top, bottom = scaling.fan_out, base_width
-    if scaling.kind == "matrix":
-        bottom = scaling.fan_in * scaling.repeats
-    if scaling.head_width:
-        top, bottom = top * base_width, bottom * scaling.head_width
+    if scaling.kind != "matrix":
+        return lr * (scaling.fan_out / base.fan_out)
+    top, bottom = scaling.fan_out * base.fan_in, scaling.fan_in * scaling.repeats * base.fan_out
     return lr * (top / bottom)
 
 

@@ -35,6 +35,7 @@ Precision = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 Shard = Literal["ddp", "fsdp2"]
 ExpertsOf = Literal["linear", "ffn"]
+HeadStart = Literal["auto", "zero", "small", "usual"]
 
 NOT_IN_ID = ("preset", "checkpoint_every", "save_model", "shard")
 """Fields that are not part of a run's id, because they change its numbers by rounding at most.
@@ -57,6 +58,9 @@ _ADDED = {
     "eval_spacing": "geometric",
     "expert_norm": "each",
     "expert_gain": False,
+    "base_expansion": 1,
+    "fixed_input": False,
+    "head_init": "auto",
 }
 """Fields that earlier versions did not have, with the values that those versions used.
 
@@ -83,6 +87,7 @@ _WHOLE: dict[str, tuple[int, int]] = {
     "accumulation": (1, _MOST),
     "steps": (1, _MOST_STEPS),
     "base_width": (1, _MOST),
+    "base_expansion": (1, _MOST),
     "warmup": (0, _MOST_STEPS),
     "eval_points": (1, 10**6),
     "eval_size": (1, _MOST),
@@ -110,6 +115,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "positions": get_args(PositionKind),
     "activation": get_args(ActivationName),
     "parametrization": get_args(Parametrization),
+    "head_init": get_args(HeadStart),
     "schedule": get_args(Schedule),
     "eval_spacing": get_args(Spacing),
     "precision": get_args(Precision),
@@ -126,6 +132,7 @@ _FLAGS = (
     "scale_branches",
     "input_norm",
     "expert_gain",
+    "fixed_input",
     "tf32",
     "compile",
     "save_model",
@@ -182,8 +189,15 @@ class RunConfig:
         steps: training steps.
         parametrization: "mup", or "naive": all parameters share one learning rate, and outputs of
             all layers start with unit variance.
+        head_init: how the head starts: "zero"; "small", with standard deviation
+            sqrt(base_width) / fan_in; "usual", 1 / sqrt(fan_in); or "auto": zero under µP, usual
+            under "naive".
         lr: learning rate at the base width.
         base_width: the width at which the learning rate was tuned.
+        base_expansion: hidden width of feed-forward nets at the base width, in base widths: the
+            learning rate of the second matrix follows from base_expansion * base_width inputs.
+        fixed_input: whether the input layer of an MLP has the learning rate lr, because its fan-in
+            is the same at every width; otherwise lr * base_width / fan_in.
         schedule: constant, cosine, or wsd (constant, then a linear decay), after the warm-up.
         warmup: steps in which the rate grows from 0; by default at most a tenth of the steps.
         decay_share: share of the steps in which wsd decays.
@@ -242,8 +256,11 @@ class RunConfig:
     accumulation: int = 1
     steps: int = _BY_PRESET
     parametrization: Parametrization = "mup"
+    head_init: HeadStart = "auto"
     lr: float = _BY_PRESET
     base_width: int = _BY_PRESET
+    base_expansion: int | None = None
+    fixed_input: bool | None = None
     schedule: Schedule = _BY_PRESET
     warmup: int = _BY_PRESET
     decay_share: float = 0.2

@@ -34,6 +34,8 @@ OWN_FIELDS: dict[str, tuple[TaskName, ...]] = {
     "embedding_std": SEQUENCE_TASKS,
     "tied": SEQUENCE_TASKS,
     "head_aligned": SEQUENCE_TASKS,
+    "base_expansion": (*SEQUENCE_TASKS, "regression"),
+    "fixed_input": ("regression", "cifar"),
     "teacher_width": ("regression",),
     "teacher_depth": ("regression",),
 }
@@ -58,6 +60,7 @@ _COMMON: dict[str, object] = {
 _SEQUENCES: dict[str, object] = {
     "tied": False,
     "head_aligned": False,
+    "base_expansion": 1,
     "bias": False,
     "zero_query": False,
     "scale_branches": True,
@@ -129,6 +132,7 @@ _EPOCH_IMAGES, _EPOCHS = 5_982_688, 2  # of CIFAR-5M
 
 _PAPER_PIXELS = _PAPER_SEQUENCES | {
     "num_heads": 8,
+    "base_expansion": 4,
     "bias": True,
     "zero_query": True,
     "scale_branches": False,
@@ -147,6 +151,8 @@ _PAPER_PIXELS = _PAPER_SEQUENCES | {
 # The released runs use the plain einsum, without weight normalisation.
 _PAPER_REGRESSION = _REGRESSION | {
     "width": 64,
+    "base_expansion": 4,
+    "fixed_input": True,
     "batch_size": 4096,
     "steps": 1_000_000,
     "lr": 1e-3,
@@ -164,12 +170,14 @@ _PAPER_REGRESSION = _REGRESSION | {
 _IMAGES: dict[str, object] = {
     "pool": 1,
     "activation": "relu",
+    "fixed_input": False,
     "schedule": "constant",
     "betas": (0.9, 0.999),
 }
 
 _PAPER_IMAGES = _IMAGES | {
     "width": 1024,
+    "fixed_input": True,
     "batch_size": 1024,
     "steps": 5000,
     "lr": 1e-3,
@@ -211,6 +219,8 @@ _DEFAULTS: dict[tuple[str, str], dict[str, object]] = {
     ("regression", "cpu"): _REGRESSION
     | {
         "width": 64,
+        "base_expansion": 1,
+        "fixed_input": False,
         "batch_size": 1024,
         "steps": 2000,
         "lr": 3e-3,

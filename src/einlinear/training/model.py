@@ -40,9 +40,28 @@ def make_model(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
     is_mup = config.parametrization == "mup"
     # Like the `down` layers that they replace, experts end a residual branch.
     zero = ("blocks.*.mlp",) if is_mup and config.experts == "ffn" else ()
-    starts = plan_init(model, zero=zero, parametrization=config.parametrization, use_roles=is_mup)
+    starts = plan_init(
+        model,
+        zero=zero,
+        head_init=None if config.head_init == "auto" else config.head_init,
+        base_width=config.base_width,
+        parametrization=config.parametrization,
+        use_roles=is_mup,
+    )
     apply_init_(model, starts, torch.Generator().manual_seed(config.seed))
     return model
+
+
+def base_inputs(config: RunConfig, model: nn.Module) -> dict[str, int]:
+    """The in_features of every layer of the run's model at the base width, by pattern."""
+    table: dict[str, int] = {}
+    if config.fixed_input:
+        assert isinstance(model, MLP | ResidualMLP), "only MLPs have an input layer"
+        table["input"] = model.input.in_features
+    if config.base_expansion is not None:
+        # The second layers of feed-forward nets, their gates, and those of feed-forward experts.
+        table["*.down*"] = config.base_expansion * config.base_width
+    return table | {"*": config.base_width}
 
 
 def _allocate_(model: nn.Module) -> None:

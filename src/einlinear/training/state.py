@@ -17,6 +17,7 @@ from einlinear.models.mup.groups import param_groups
 from einlinear.runs.config import RunConfig
 from einlinear.runs.schedule import average_weight, rate_multiplier
 from einlinear.training.distributed import DataParallel, Place, Spread, mean, share
+from einlinear.training.model import base_inputs
 
 
 class TrainState:
@@ -41,7 +42,8 @@ class TrainState:
         decay: dict[str, Any] = {"weight_decay": config.weight_decay}
         groups: list[dict[str, Any]] = [{"params": self.parameters, "lr": config.lr, **decay}]
         if config.parametrization == "mup":
-            groups = param_groups(self.model, config.lr, base_width=config.base_width, **decay)
+            base = base_inputs(config, self.model)
+            groups = param_groups(self.model, config.lr, base=base, **decay)
         self._rates = [group["lr"] for group in groups]
         self.optimizer = torch.optim.AdamW(groups, betas=config.betas, fused=True)
         self._num_gates = sum(isinstance(module, Routed) for module in self.model.modules())

@@ -16,7 +16,7 @@ from torch import nn
 import einlinear as el
 from cases import structures
 from einlinear import EinlinearError, EinsumLinear, Scaling
-from einlinear.layers.scaling import adam_rate, factor_scaling, sgd_rate
+from einlinear.layers.scaling import adam_rate, factor_scaling, sgd_rate, uniform_base
 from kit.pair import run_two
 from kit.two_processes import compare_training, model_and_input, train_with_groups
 
@@ -85,10 +85,11 @@ def test_sgd_rates_are_the_corrected_formulas(structure):
     scaling = factor_scaling(plan)
     new = d["Y" + first] * d["YAB"] * d["AB"]
     wanted = new / d["X" + first] / d["X" + second]
-    assert sgd_rate(scaling[first], 1.0, 64) == pytest.approx(wanted)
+    base = uniform_base(scaling[first], 64)
+    assert sgd_rate(scaling[first], 1.0, base) == pytest.approx(wanted)
     contracted = d["X" + second] * d["XAB"] * d["AB"]
     wanted = d["Y" + second] / contracted / d["Y" + first]
-    assert sgd_rate(scaling[second], 1.0, 64) == pytest.approx(wanted)
+    assert sgd_rate(scaling[second], 1.0, base) == pytest.approx(wanted)
 
 
 @given(structures())
@@ -98,7 +99,8 @@ def test_rates_times_repeats_and_fan_in_are_those_of_counting(structure):
     for step in plan.steps:
         scaling = factor_scaling(plan)[step.factor]
         assert scaling.repeats == step.macs // prod(plan.factor_shapes[step.factor])
-        assert adam_rate(scaling, 1.0, 96) * scaling.fan_in * len(plan.steps) == pytest.approx(96)
+        rate = adam_rate(scaling, 1.0, uniform_base(scaling, 96))
+        assert rate * scaling.fan_in * len(plan.steps) == pytest.approx(96)
 
 
 @given(st.floats(1e-6, 10), st.integers(1, 10**5), st.integers(1, 10**5))
@@ -107,8 +109,9 @@ def test_rates_at_the_base_width_are_lr_to_the_bit(lr, width, vocabulary):
     head = replace(el.matrix_scaling(width, vocabulary), head_width=vocabulary)
     head_bias = replace(el.vector_scaling(vocabulary), head_width=vocabulary)
     for scaling in (inner, bias, el.embedding_scaling(width), head, head_bias):
-        assert adam_rate(scaling, lr, width) == lr
-        assert sgd_rate(scaling, lr, width) == lr
+        base = uniform_base(scaling, width)
+        assert adam_rate(scaling, lr, base) == lr
+        assert sgd_rate(scaling, lr, base) == lr
 
 
 def test_layers_of_torch_by_hand():
@@ -469,6 +472,12 @@ def test_weight_decay_per_step_is_the_same_at_every_width(optimizer):
         assert len(is_matrix) == 1  # rates may agree, decays do not
         wanted = 0.1 * 0.01 if is_matrix.pop() else 0.0
         assert group["lr"] * group["weight_decay"] == pytest.approx(wanted)
+    standard = el.param_groups(
+        model, 0.01, base_width=D0, optimizer=optimizer, weight_decay=0.1, decay="standard"
+    )
+    for group in standard:
+        is_matrix = {id(p) in matrices for p in group["params"]}
+        assert is_matrix == {group["weight_decay"] == 0.1}
     [weight] = [g for g in el.param_groups(nn.Linear(7, 7, bias=False), 0.013, base_width=7,
                                            weight_decay=0.1)]  # fmt: skip
     assert weight["weight_decay"] == 0.1
@@ -490,12 +499,11 @@ def test_the_table_says_what_the_groups_do():
     assert by_name["0.head.weight"].kind == "head"
     lines = str(table).splitlines()
     assert lines[0] == "sgd, lr 0.01 at base width 32"
-    assert lines[1].split() == (
-        ["parameter", "shape", "kind", "fan-in", "fan-out", "factors", "init", "x", "lr", "lr"]
-    )
+    head = ["parameter", "shape", "kind", "fan-in", "fan-out", "factors", "init", "base-in"]
+    assert lines[1].split() == [*head, "x", "lr", "lr"]
     inner = next(line for line in lines if line.startswith("0.inner.weight"))
     assert inner.split() == (
-        ["0.inner.weight", "64", "x", "64", "matrix", "64", "64", "1", "0.125", "1", "0.01"]
+        ["0.inner.weight", "64", "x", "64", "matrix", "64", "64", "1", "0.125", "32", "1", "0.01"]
     )
     assert len({line.index(word) for line, word in ((lines[1], "kind"), (inner, "matrix"))}) == 1
 
@@ -509,6 +517,7 @@ def test_the_table_says_what_the_groups_do():
         ({"lr": 0.0}, "lr is 0.0"),
         ({"lr": float("nan")}, "lr is nan"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"decay": "coupled"}, "decay is 'coupled'"),
     ],
 )
 def test_bad_arguments(options, message):

@@ -109,6 +109,50 @@ def test_what_the_model_names_starts_at_zero():
     assert torch.equal(model(torch.arange(6)), torch.zeros(6, 50))
 
 
+@pytest.mark.parametrize("structure", [None, "low_rank(rank=4)"])
+def test_how_the_head_starts(structure):
+    model = Model()
+    if structure:
+        model.head = EinsumLinear(256, 50, structure=structure)
+    last, first = ("head.B", "head.A") if structure else ("head.weight", None)
+    fans = {"head.weight": 256, "head.A": 256, "head.B": 4}
+    plain = {s.name: s.std for s in plan_init(model)}
+    wanted = {"zero": 0.0, "small": sqrt(64 / 256 / fans[last]), "usual": sqrt(1 / fans[last])}
+    for kind, std in wanted.items():
+        for parametrization, use_roles in (("mup", True), ("naive", False)):
+            plan = plan_init(
+                model, head_init=kind, base_width=64, parametrization=parametrization,
+                use_roles=use_roles,
+            )  # fmt: skip
+            stds = {s.name: s.std for s in plan}
+            assert stds[last] == pytest.approx(std, rel=1e-12)
+            assert stds["head.bias"] == 0
+            if parametrization == "mup":  # nothing else changes
+                usual = {first: 1 / 16} if kind == "usual" and first else {}
+                assert stds == pytest.approx(plain | {last: std} | usual, rel=1e-12)
+            else:
+                assert stds["blocks.0.down.B"] > 0
+    assert plain[last] == 0
+    start(model, head_init="small", base_width=64)
+    check_deviation(model.get_parameter(last), wanted["small"])
+
+
+def test_a_small_head_has_outputs_of_unit_variance_at_the_base_width():
+    for width, size in ((64, 1.0), (256, 0.5), (1024, 0.25)):
+        model = start(el.MLP(8, 2000, width=width), head_init="small", base_width=64)
+        y = model.head(torch.randn(1, width).sign())
+        check_deviation(y.detach(), size)
+
+
+def test_heads_that_cannot_start_so():
+    with pytest.raises(EinlinearError, match=r"base_width is None(.|\n)*base_width=64"):
+        el.init_(Model(), head_init="small")
+    with pytest.raises(EinlinearError, match="head_init is 'tiny'"):
+        el.init_(Model(), head_init="tiny")
+    tied = start(Model(tied=True), head_init="small", base_width=64)
+    check_deviation(tied.head.weight[4:], 0.02)
+
+
 def test_patterns_name_more():
     model = start(spoiled(Model()), zero=["un*", "blocks.*.up"])
     assert model.unmix.weight.abs().max() == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from cases import STRUCTURES, structures
-from einlinear.layers.scaling import factor_scaling, sgd_rate
+from einlinear.layers.scaling import factor_scaling, sgd_rate, uniform_base
 
 
 def random_factors(plan, seed=0):
@@ -157,7 +157,7 @@ def test_riemannian_rates_and_those_of_mup(structure, width):
     inner = prod(sizes.get(edge, 1) for edge in crossing)
     scaling = factor_scaling(plan)
     for factor, rate in el.rsgd_rates(plan).items():
-        mup = sgd_rate(scaling[factor], 1.0, width)
+        mup = sgd_rate(scaling[factor], 1.0, uniform_base(scaling[factor], width))
         assert rate / mup == pytest.approx(max(1.0, inner / width))
 
 

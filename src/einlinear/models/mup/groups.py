@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.scaling import Optimizer, adam_rate, sgd_rate
+from einlinear.layers.scaling import BaseShape, Optimizer, adam_rate, sgd_rate
+from einlinear.models.mup.base import Base, base_shapes
 from einlinear.models.survey.facts import (
     Fact,
     find_facts,
@@ -23,7 +24,17 @@ from einlinear.models.survey.facts import (
 )
 from einlinear.models.survey.sites import find_sites, output_heads
 from einlinear.show.tables import text_table
-from einlinear.structures.values import one_of, whole_number
+from einlinear.structures.values import one_of
+
+Decay = Literal["independent", "standard"]
+"""How the weight decay of matrices follows their learning rates.
+
+Optimizers multiply weight decay by the learning rate, which µP lowers as the width grows.
+
+independent: weight_decay * lr / rate, so that a step decays by the same share at every width.
+    Ref: [W24, K25].
+standard: weight_decay itself, so that the decay per step falls with the rate.
+"""
 
 _RATES = {"adam": adam_rate, "sgd": sgd_rate}
 
@@ -32,7 +43,8 @@ _RATES = {"adam": adam_rate, "sgd": sgd_rate}
 class ScalingRow:
     """The scaling of one parameter, and the learning rate and decay that follow from it.
 
-    multiplier is rate / lr. weight_decay is None if it is left to the optimizer.
+    base_in is the fan-in of the same layer in the base, kept dense. multiplier is rate / lr.
+    weight_decay is None if it is left to the optimizer.
     """
 
     name: str
@@ -43,6 +55,7 @@ class ScalingRow:
     num_factors: int
     repeats: int
     init_std: float
+    base_in: int
     multiplier: float
     rate: float
     weight_decay: float | None = None
@@ -62,7 +75,7 @@ class ScalingTable:
 
     rows: tuple[ScalingRow, ...]
     lr: float
-    base_width: int
+    base_width: int | None
     optimizer: Optimizer
 
     def __iter__(self) -> Iterator[ScalingRow]:
@@ -72,7 +85,7 @@ class ScalingTable:
         return len(self.rows)
 
     def __str__(self) -> str:
-        head = ("parameter", "shape", "kind", "fan-in", "fan-out", "factors", "init", "x lr", "lr")
+        head = ("parameter", "shape", "kind", "fan-in", "fan-out", "factors", "init", "base-in")
         cells = [
             (
                 row.name,
@@ -82,13 +95,15 @@ class ScalingTable:
                 str(row.fan_out),
                 str(row.num_factors),
                 f"{row.init_std:.3g}",
+                str(row.base_in),
                 f"{row.multiplier:.4g}",
                 f"{row.rate:.3g}",
             )
             for row in self.rows
         ]
-        title = f"{self.optimizer}, lr {self.lr:g} at base width {self.base_width}"
-        return f"{title}\n{text_table(head, cells, left=3)}"
+        base = "the base's widths" if self.base_width is None else f"base width {self.base_width}"
+        title = f"{self.optimizer}, lr {self.lr:g} at {base}"
+        return f"{title}\n{text_table((*head, 'x lr', 'lr'), cells, left=3)}"
 
     def __repr__(self) -> str:
         return str(self)
@@ -98,48 +113,72 @@ def scaling_table(
     model: nn.Module,
     lr: float,
     *,
-    base_width: int,
+    base: nn.Module | Mapping[str, int] | None = None,
+    base_width: int | None = None,
+    width: int | None = None,
     optimizer: Optimizer = "adam",
     weight_decay: float | None = None,
+    decay: Decay = "independent",
     head: str | Iterable[str] = (),
 ) -> ScalingTable:
     """Return how every trained parameter is scaled; the arguments are those of `param_groups`."""
-    return _table(_trained_facts(model, head), lr, base_width, optimizer, weight_decay)
+    facts = _trained_facts(model, head)
+    return _table(model, facts, lr, Base(base, base_width, width), optimizer, weight_decay, decay)
 
 
 def param_groups(
     model: nn.Module,
     lr: float,
     *,
-    base_width: int,
+    base: nn.Module | Mapping[str, int] | None = None,
+    base_width: int | None = None,
+    width: int | None = None,
     optimizer: Optimizer = "adam",
     weight_decay: float | None = None,
+    decay: Decay = "independent",
     head: str | Iterable[str] = (),
 ) -> list[dict[str, Any]]:
     """Return parameter groups for any torch optimizer, with rates that transfer across widths.
 
-    With these groups (µP), the best learning rate at width base_width is also close to the best
-    for wider models and for other structures. There is one group for each distinct rate and decay
-    (DTensors get groups of their own), and every trained parameter is in exactly one. A dense model
-    whose linear layers all have a fan-in of base_width (and, for "sgd", the same fan-out) gets lr
-    everywhere. The rules are in docs/training.md.
+    With these groups (µP), the best learning rate of the base model is also close to the best for
+    wider models and for other structures. There is one group for each distinct rate and decay
+    (DTensors get groups of their own), and every trained parameter is in exactly one. The rules are
+    in docs/training.md.
+
+    Rates are relative to the same layer of the base, the dense model on which you tuned lr. Say
+    what it is in one of three ways:
+
+    - base: a dense model with the shapes of the base gets lr everywhere.
+    - base_width and width: as base, if every width of the model that is a multiple of `width` grows
+      with it and all others stay.
+    - base_width alone: every layer of the base has base_width inputs (and, for "sgd", outputs,
+      except for the head). Simple, but it also scales input layers, and the second matrix of a
+      feed-forward net of 4 x the width has a quarter of lr in the base itself.
 
     Args:
         model: any module; it may be compiled, sharded by FSDP2 or wrapped in DDP.
-        lr: the learning rate at the base width.
+        lr: the learning rate of the base model.
+        base: the model at the width at which you tuned lr, on any device, also "meta", before or
+            after `convert_`: layers are found by name, and of a structured one only in_features and
+            out_features count. Or, for "adam", {pattern: in_features}: patterns match the names of
+            layers or parameters, and the first match decides.
         base_width: the width at which you tuned lr.
+        width: the width of the model; see above.
         optimizer: "adam" for Adam, AdamW and others whose steps do not depend on the size of the
             gradient; "sgd" for SGD, with or without momentum.
-        weight_decay: the decay at the base width. Optimizers multiply it by the rate, so matrices
-            get weight_decay * lr / rate, the same decay per step at every width; vectors and
-            embeddings get 0. None leaves decay to the optimizer.
+        weight_decay: the decay of matrices in the base; vectors and embeddings get 0. None leaves
+            decay to the optimizer.
+        decay: "independent" gives matrices weight_decay * lr / rate: as optimizers multiply it by
+            the rate, each step decays by the same share at every width. "standard" gives them
+            weight_decay, so that the decay per step falls with the rate.
         head: pattern or patterns for the name of the output layer, in addition to what the model
             declares (`layer_roles`, or Hugging Face's get_output_embeddings). Only "sgd" needs it.
             If nothing names a head, it is the layer that `convert_` takes for the head; a
             structured layer is a head only if it is named.
     """
     facts = _trained_facts(model, head)
-    table = _table(facts, lr, base_width, optimizer, weight_decay)
+    given = Base(base, base_width, width)
+    table = _table(model, facts, lr, given, optimizer, weight_decay, decay)
     if not facts:
         raise EinlinearError(
             what="the model has no trainable parameters",
@@ -171,19 +210,26 @@ def _trained_facts(model: nn.Module, head: str | Iterable[str]) -> tuple[Fact, .
 
 
 def _table(
+    model: nn.Module,
     facts: tuple[Fact, ...],
     lr: float,
-    base_width: int,
+    base: Base,
     optimizer: Optimizer,
     weight_decay: float | None,
+    decay: Decay,
 ) -> ScalingTable:
     fix = 'give "adam" for AdamW, Lion and others whose steps do not depend on the size of the '
     one_of(optimizer, "optimizer", get_args(Optimizer), fix=f'{fix}gradient, "sgd" for SGD')
-    base_width = whole_number(base_width, "base_width", 1)
+    one_of(decay, "decay", get_args(Decay))
     lr = _number(lr, "lr")
-    decay = None if weight_decay is None else _number(weight_decay, "weight_decay", zero=True)
-    rows = tuple(_row(fact, lr, base_width, optimizer, decay) for fact in facts)
-    return ScalingTable(rows, lr, base_width, optimizer)
+    if weight_decay is not None:
+        weight_decay = _number(weight_decay, "weight_decay", zero=True)
+    shapes = base_shapes(model, facts, base, optimizer)
+    rows = tuple(
+        _row(fact, shape, lr, optimizer, weight_decay, decay)
+        for fact, shape in zip(facts, shapes, strict=True)
+    )
+    return ScalingTable(rows, lr, base.base_width, optimizer)
 
 
 def _number(value: float, name: str, *, zero: bool = False) -> float:
@@ -198,13 +244,19 @@ def _number(value: float, name: str, *, zero: bool = False) -> float:
 
 
 def _row(
-    fact: Fact, lr: float, base_width: int, optimizer: Optimizer, weight_decay: float | None
+    fact: Fact,
+    base: BaseShape,
+    lr: float,
+    optimizer: Optimizer,
+    weight_decay: float | None,
+    decay: Decay,
 ) -> ScalingRow:
     scaling, rate = fact.scaling, _RATES[optimizer]
-    multiplier = rate(scaling, 1.0, base_width)
+    multiplier = rate(scaling, 1.0, base)
     is_matrix = scaling.kind == "matrix"
     if weight_decay is not None:
-        weight_decay = weight_decay / multiplier if is_matrix else 0.0
+        scale = multiplier if decay == "independent" else 1.0
+        weight_decay = weight_decay / scale if is_matrix else 0.0
     return ScalingRow(
         name=fact.name,
         shape=tuple(fact.parameter.shape),
@@ -214,7 +266,8 @@ def _row(
         num_factors=scaling.num_factors,
         repeats=scaling.repeats,
         init_std=scaling.init_std,
+        base_in=base.fan_in,
         multiplier=multiplier,
-        rate=rate(scaling, lr, base_width),
+        rate=rate(scaling, lr, base),
         weight_decay=weight_decay,
     )

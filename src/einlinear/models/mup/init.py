@@ -13,7 +13,7 @@ from torch import nn
 from einlinear.errors import EinlinearError
 from einlinear.layers.moe.exchange import ExpertShard
 from einlinear.layers.moe.sharding import expert_shards
-from einlinear.layers.scaling import Parametrization
+from einlinear.layers.scaling import HeadInit, Parametrization
 from einlinear.models.survey.facts import (
     Fact,
     Layer,
@@ -28,7 +28,7 @@ from einlinear.models.survey.obstacles import adapters
 from einlinear.models.survey.scalings import has_rule
 from einlinear.models.survey.trained import checkpoints, loaded_from
 from einlinear.show.numbers import listed
-from einlinear.structures.values import one_of
+from einlinear.structures.values import one_of, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ def init_(
     model: nn.Module,
     *,
     zero: str | Iterable[str] = (),
+    head_init: HeadInit = "zero",
+    base_width: int | None = None,
     embedding_std: float | None = None,
     generator: torch.Generator | None = None,
     overwrite: bool = False,
@@ -70,13 +72,18 @@ def init_(
             every rank samples all experts and keeps its own, so equal seeds give the same weights
             as on one rank.
         zero: patterns for the names of further layers whose output starts at zero.
+        head_init: how the head starts: "zero"; "small", with standard deviation
+            sqrt(base_width) / fan_in; or "usual", with 1 / sqrt(fan_in).
+        base_width: the width at which you tuned the learning rate; only "small" needs it.
         embedding_std: standard deviation of all embeddings; by default what each one declares,
             which is 0.02 for nn.Embedding, as in the paper's GPT.
         generator: random generator, for reproducible weights; torch's default if None.
         overwrite: whether to overwrite weights that were loaded from a checkpoint or are part of a
             PEFT adapter.
     """
-    plan = plan_init(model, zero=zero, embedding_std=embedding_std)
+    plan = plan_init(
+        model, zero=zero, head_init=head_init, base_width=base_width, embedding_std=embedding_std
+    )
     if not overwrite:
         _check_trained(model, plan)
     apply_init_(model, plan, generator)
@@ -108,6 +115,8 @@ def plan_init(
     model: nn.Module,
     *,
     zero: str | Iterable[str] = (),
+    head_init: HeadInit | None = None,
+    base_width: int | None = None,
     embedding_std: float | None = None,
     parametrization: Parametrization = "mup",
     use_roles: bool = True,
@@ -115,9 +124,15 @@ def plan_init(
     """Return how every parameter would start, without changing the model.
 
     See `Parametrization` for what "mup" and "naive" mean. With use_roles=False, only the layers
-    that you name in `zero` start at zero, whatever the model's `layer_roles` say.
+    that you name in `zero` start at zero, whatever the model's `layer_roles` say; the head follows
+    head_init if you give it. Without head_init, a head with a role starts at zero.
     """
     one_of(parametrization, "parametrization", get_args(Parametrization))
+    if head_init is not None:
+        one_of(head_init, "head_init", get_args(HeadInit))
+    if head_init == "small":
+        fix = "give the width at which you tuned the learning rate, such as base_width=64"
+        base_width = whole_number(base_width, "base_width", 1, fix=fix)
     every = find_layers(model, frozen=True)
     free = [layer for layer in every if not has_rule(layer.module)]
     _check_gains(free)
@@ -136,11 +151,33 @@ def plan_init(
             )
     if use_roles:
         zeros |= _last_matrices(layers, roles["zero"])
-        # A head that shares its matrix with an inner layer, both zero, would never get a gradient.
-        heads = _last_matrices(layers, roles["head"])
-        zeros |= heads - {id(f.parameter) for f in facts if not set(f.owners) <= roles["head"]}
-    drawn = [f for f in facts if f.scaling.init_mean is not None or id(f.parameter) in zeros]
-    return tuple(_start(fact, zeros, embedding_std, parametrization) for fact in drawn)
+        head_init = head_init or "zero"
+    heads = [layer for layer in layers if layer.name in roles["head"]]
+    stds = _head_stds(heads, head_init, base_width)
+    # A head that shares its matrix with an inner layer, both zero, would never get a gradient.
+    for fact in facts:
+        if not set(fact.owners) <= roles["head"]:
+            stds.pop(id(fact.parameter), None)
+    stds |= dict.fromkeys(zeros, 0.0)
+    drawn = [f for f in facts if f.scaling.init_mean is not None or stds.get(id(f.parameter)) == 0]
+    return tuple(_start(fact, stds, embedding_std, parametrization) for fact in drawn)
+
+
+def _head_stds(
+    heads: list[Layer], head_init: HeadInit | None, base_width: int | None
+) -> dict[int, float]:
+    """Return the standard deviations of the matrices of the heads that head_init decides, by id."""
+    stds = {}
+    for layer in heads:
+        names = layer.matrices if head_init == "usual" else layer.matrices[-1:]
+        for name in names if head_init else ():
+            scaling = layer.scaling[name]
+            std = 0.0 if head_init == "zero" else 1 / sqrt(scaling.fan_in)
+            if head_init == "small":
+                assert base_width is not None, "it is checked"
+                std *= sqrt(base_width / (scaling.d_in or scaling.fan_in))
+            stds[id(layer.parameters[name])] = std
+    return stds
 
 
 def _check_trained(model: nn.Module, plan: tuple[Start, ...]) -> None:
@@ -192,13 +229,16 @@ def _last_matrices(layers: list[Layer], names: set[str]) -> set[int]:
 
 
 def _start(
-    fact: Fact, zeros: set[int], embedding_std: float | None, parametrization: Parametrization
+    fact: Fact,
+    stds: dict[int, float],
+    embedding_std: float | None,
+    parametrization: Parametrization,
 ) -> Start:
     scaling, std = fact.scaling, fact.scaling.init_std
     if scaling.kind == "embedding" and embedding_std is not None:
         std = embedding_std
-    elif id(fact.parameter) in zeros:
-        std = 0.0
+    elif id(fact.parameter) in stds:
+        std = stds[id(fact.parameter)]
     elif scaling.kind == "matrix" and parametrization == "naive":
         std = 1 / sqrt(scaling.fan_in)
     return Start(fact.name, scaling.init_mean or 0.0, std)

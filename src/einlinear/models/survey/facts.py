@@ -30,12 +30,16 @@ class _NamesRoles(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fact:
-    """A parameter of a model, its scaling, and the names of the modules that use it."""
+    """A parameter of a model, its scaling, and the names of the modules that use it.
+
+    keys: the name of the parameter in each of these modules.
+    """
 
     name: str
     parameter: nn.Parameter
     scaling: Scaling
     owners: tuple[str, ...]
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +196,7 @@ def find_facts(
         scaling = _as_head(layer) if layer.name in heads else layer.scaling
         for key, parameter in layer.parameters.items():
             name = f"{layer.name}.{key}" if layer.name else key
-            fact = Fact(name, parameter, scaling[key], (layer.name,))
+            fact = Fact(name, parameter, scaling[key], (layer.name,), (key,))
             known = facts.get(id(parameter))
             facts[id(parameter)] = fact if known is None else _merged(known, fact)
     return tuple(facts.values())
@@ -221,10 +225,10 @@ def _merged(known: Fact, fact: Fact) -> Fact:
     itself must apply to the logits. Otherwise the two scalings must agree; a parameter that the
     head shares with another layer scales as the head's.
     """
-    owners = known.owners + fact.owners
+    owners, keys = known.owners + fact.owners, known.keys + fact.keys
     is_vector = known.scaling.kind != "matrix", fact.scaling.kind != "matrix"
     if is_vector[0] != is_vector[1]:
-        return replace(known if is_vector[0] else fact, name=known.name, owners=owners)
+        return replace(known if is_vector[0] else fact, name=known.name, owners=owners, keys=keys)
     width = max(known.scaling.head_width, fact.scaling.head_width)
     scaling, other = (
         replace(f.scaling, head_width=f.scaling.head_width or width) for f in (known, fact)
@@ -237,4 +241,4 @@ def _merged(known: Fact, fact: Fact) -> Fact:
             fix="register a rule for one of the two types that returns the scaling of the other: "
             "el.register_scaling(...)",
         )
-    return replace(known, scaling=scaling, owners=owners)
+    return replace(known, scaling=scaling, owners=owners, keys=keys)
