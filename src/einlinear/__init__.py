@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from einlinear.layers.moe.sharding import clip_grad_norm_ as clip_grad_norm_
     from einlinear.layers.moe.sharding import full_state_dict as full_state_dict
     from einlinear.layers.moe.sharding import shard_experts_ as shard_experts_
+    from einlinear.layers.scaling import MatrixAxes as MatrixAxes
     from einlinear.layers.scaling import Scaling as Scaling
     from einlinear.layers.scaling import embedding_scaling as embedding_scaling
     from einlinear.layers.scaling import matrix_scaling as matrix_scaling
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from einlinear.models.mup.groups import param_groups as param_groups
     from einlinear.models.mup.groups import scaling_table as scaling_table
     from einlinear.models.mup.init import init_ as init_
+    from einlinear.models.mup.muon import Muon as Muon
     from einlinear.models.survey.scalings import register_scaling as register_scaling
     from einlinear.reports.write import ReportFiles as ReportFiles
     from einlinear.reports.write import report as report
@@ -121,6 +123,7 @@ _HOMES = {
     "Conversion": "models.convert.conversion",
     "heads": "models.convert.heads",
     "moe": "models.convert.experts",
+    "MatrixAxes": "layers.scaling",
     "Scaling": "layers.scaling",
     "embedding_scaling": "layers.scaling",
     "matrix_scaling": "layers.scaling",
@@ -132,6 +135,7 @@ _HOMES = {
     "param_groups": "models.mup.groups",
     "scaling_table": "models.mup.groups",
     "init_": "models.mup.init",
+    "Muon": "models.mup.muon",
     "lora": "models.convert.lora",
     "register_scaling": "models.survey.scalings",
     "GPT": "models.gpt",

@@ -64,6 +64,16 @@ def train_in_two(rank, out, settings, wanted):
     check_errors(rank, out)
 
 
+def train_in_two_with_muon(rank, out):
+    """FSDP2 splits some momenta along their batch axes, others through their matrices."""
+    config = tiny(structure="btt", optimizer="muon", shard="fsdp2", weight_decay=0.1)
+    whole = train(config, Path(out) / "whole")
+    train_and_stop(config, Path(out) / "again", 13)
+    dist.barrier()
+    again = train(config, Path(out) / "again")
+    assert [p.loss for p in again.curve] == [p.loss for p in whole.curve]
+
+
 def go_on_in_two(rank, out):
     """A checkpoint between two lines of metrics; the first batches of validation differ in size."""
     out = Path(out)

@@ -7,7 +7,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from cases import STRUCTURES
-from einlinear import EinsumLinear, MoELinear, balance_loss, scaling_table
+from einlinear import EinsumLinear, MoELinear, Muon, balance_loss, scaling_table
 from einlinear import param_groups as make_groups
 
 
@@ -60,6 +60,48 @@ def compare_training(rank, kind, expected):
     assert rates == expected[0]
     for got, wanted in zip(weights, expected[1], strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+
+
+def muon_model():
+    """Under FSDP2, some parameters are split along their batch axes, others through matrices."""
+    torch.manual_seed(0)
+    first = EinsumLinear(64, 64, structure=STRUCTURES["monarch"])
+    rest = nn.Sequential(
+        MoELinear(64, 32, structure="low_rank(rank=3)", num_experts=3),
+        EinsumLinear(32, 63, structure=STRUCTURES["low_rank(rank=5)"]),
+        nn.MultiheadAttention(63, 3),
+    )
+    for parameter in rest[2].parameters():
+        nn.init.normal_(parameter, std=0.1)
+    nn.init.normal_(rest[0].gate.weight)
+
+    class Attending(nn.Sequential):
+        def forward(self, x):
+            y = self[1](self[0](x))
+            return self[2](y, y, y)[0]
+
+    rest.__class__ = Attending
+    return nn.Sequential(first, nn.GELU(), rest), torch.randn(600, 64)
+
+
+def train_with_muon(model, x):
+    """The weights after three steps on blocks of the batch, so that attention stays inside them."""
+    groups = make_groups(model, 0.02, base_width=32, optimizer="muon", weight_decay=0.1)
+    optimizer = Muon(groups, adam_eps=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x.view(-1, 10, 64).transpose(0, 1)).square().mean().backward()
+        optimizer.step()
+    state = [value for p in model.parameters() for value in optimizer.state[p].values()]
+    return [whole(tensor.detach()) for tensor in (*model.parameters(), *state)]
+
+
+def compare_muon(rank, kind, expected):
+    """Three steps of Muon on half of the tokens must end where one process does."""
+    model, x = muon_model()
+    weights = train_with_muon(wrapped(model, kind), x[rank * 300 : (rank + 1) * 300])
+    for got, wanted in zip(weights, expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-3)
 
 
 def moe_and_input():

@@ -32,6 +32,15 @@ class Run:
     seed: int
 
 
+def test_the_optimizer_of_all_runs(tmp_path):
+    adamw, muon = (make_study(replace(SMALL, optimizer=name)) for name in ("adamw", "muon"))
+    assert adamw == make_study(SMALL)
+    assert {cell.config.optimizer for cell in muon.cells} == {"muon"}
+    assert "optimizer" not in adamw.base
+    with pytest.raises(EinlinearError, match="optimizer is 'sgd'"):
+        replace(SMALL, optimizer="sgd")
+
+
 def record(config, train_loss, *, start=2.3, status="finished"):
     """The record of a run on images that ended with a training loss."""
     ends = (0, start), (config.steps, train_loss)

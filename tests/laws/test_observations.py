@@ -57,12 +57,19 @@ def test_two_spellings_of_a_structure_are_one():
 
 def test_what_makes_other_layers_is_another_structure():
     one = record()
-    kinds = ({}, {"head_aligned": True}, {"weight_norm": False}, {"convert_head": True})
+    kinds = (
+        {},
+        {"head_aligned": True},
+        {"weight_norm": False},
+        {"convert_head": True},
+        {"optimizer": "muon"},
+    )
     records = [replace(one, config=replace(one.config, **kind)) for kind in kinds]
     data = el.Observations.from_records(records)
-    assert data.structures == ("btt", "btt head-aligned", "btt without norm", "btt with head")
+    variants = ("", "head-aligned", "without norm", "with head", "muon")
+    assert data.structures == tuple(f"btt {variant}".rstrip() for variant in variants)
     assert set(data.more["base_structure"]) == {"btt"}
-    assert set(data.more["variant"]) == {"", "head-aligned", "without norm", "with head"}
+    assert set(data.more["variant"]) == set(variants)
     sizes = [replace(one, config=replace(one.config, depth=d, lr=r)) for d, r in ((1, 0.1), (2, 1))]
     data = el.Observations.from_records(sizes)
     assert (data.structures, len(set(data.group))) == (("btt",), 2)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear import EinlinearError, RunConfig, load_config
+from einlinear.layers.scaling import ADAM_SHARE
 from einlinear.runs.config import NOT_IN_ID
 
 TASKS = ("text", "pixels", "regression", "cifar")
@@ -53,6 +54,7 @@ def test_the_id_knows_every_field_that_counts(config):
         "activation": "gelu",
         "parametrization": "naive",
         "head_init": "small",
+        "optimizer": "muon",
         "schedule": "wsd",
         "eval_spacing": "even" if config.eval_spacing == "geometric" else "geometric",
         "precision": "bfloat16" if config.precision == "float32" else "float32",
@@ -170,6 +172,17 @@ def test_presets():
     assert [RunConfig(task=task).fixed_input for task in TASKS] == [None, None, False, False]
     assert RunConfig(tied=True).embedding_std == 0.02
     assert RunConfig(tied=True, embedding_std=0.5).embedding_std == 0.5
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_muon_has_a_rate_of_its_own(task):
+    config, muon = RunConfig(task=task), RunConfig(task=task, optimizer="muon")
+    assert muon.lr == config.lr / ADAM_SHARE  # so what AdamW trains keeps its rate
+    assert replace(muon, lr=config.lr, optimizer="adamw") == config
+    assert RunConfig(task=task, optimizer="muon", lr=0.3).lr == 0.3
+    assert "optimizer" not in config.as_dict()
+    assert muon.as_dict()["optimizer"] == "muon"
+    assert RunConfig.from_dict(muon.as_dict()) == muon
 
 
 def test_the_warm_up_of_short_runs():

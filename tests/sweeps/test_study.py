@@ -43,6 +43,14 @@ def test_all_combinations_in_the_order_of_the_grid(tmp_path):
     assert study.name == "first"
 
 
+def test_optimizers_in_a_grid_have_rates_of_their_own():
+    study = Study("optimizers", {"steps": 10}, ({"optimizer": ["adamw", "muon"]},))
+    adamw, muon = configs(study)
+    assert (adamw.optimizer, muon.optimizer) == ("adamw", "muon")
+    assert adamw == el.RunConfig(steps=10)
+    assert muon.lr == 2 * adamw.lr
+
+
 def test_a_file_without_a_name_is_called_as_it_is(tmp_path):
     path = tmp_path / "rates.json"
     path.write_text(json.dumps({"grid": {"lr": [0.1, 0.2]}}))

@@ -139,6 +139,7 @@ def test_costs_do_not_depend_on_data_that_is_made():
         {},
         {"structure": "btt", "ema": 0.0},
         {"num_experts": 3},
+        {"structure": "btt", "optimizer": "muon"},
         {"precision": "bfloat16"},
         {"task": "pixels", "context": None, "width": 32},
         PLAIN | {"task": "regression", "batch_size": 512},

@@ -3,7 +3,7 @@
 from einlinear.training.train import train
 from kit.pair import run_two
 from kit.runs import tiny
-from kit.train_processes import go_on_in_two, train_in_two
+from kit.train_processes import go_on_in_two, train_in_two, train_in_two_with_muon
 
 SETTINGS = {"structure": "btt", "accumulation": 2, "lr": 3e-3}
 
@@ -16,3 +16,7 @@ def test_two_processes_train_as_one(tmp_path):
 
 def test_two_processes_go_on_with_experts(tmp_path):
     run_two(go_on_in_two, str(tmp_path))
+
+
+def test_two_processes_go_on_with_muon(tmp_path):
+    run_two(train_in_two_with_muon, str(tmp_path))

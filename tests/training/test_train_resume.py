@@ -75,6 +75,7 @@ def test_killed_again_and_again(tmp_path, whole_run):
     "settings",
     [
         {"structure": "btt", "num_experts": 3, "num_active": 1},
+        {"structure": "btt", "num_experts": 3, "optimizer": "muon"},
         {"precision": "bfloat16", "accumulation": 2, "schedule": "wsd", "ema": 0.0},
         {"task": "regression", "structure": "low_rank", "teacher_width": 8, "batch_size": 64},
     ],

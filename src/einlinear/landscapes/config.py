@@ -11,6 +11,7 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.files.whole import as_path
 from einlinear.layers.scaling import Parametrization
 from einlinear.models.choices import ActivationName
+from einlinear.runs.config import OptimizerName
 from einlinear.structures.plan import make_plan
 from einlinear.structures.text import parse
 from einlinear.structures.values import one_of, whole_number
@@ -38,6 +39,7 @@ class LandscapeConfig:
         pool: side of the squares of pixels to average before training.
         activation: activation between the layers.
         weight_norm: whether the inner layers normalise their factors.
+        optimizer: adamw, or muon, whose best rates are higher.
     """
 
     structures: tuple[str, ...] = (
@@ -57,6 +59,7 @@ class LandscapeConfig:
     pool: int = 1
     activation: ActivationName = "relu"
     weight_norm: bool = False
+    optimizer: OptimizerName = "adamw"
 
     def __post_init__(self) -> None:
         for name, example in (("structures", "dense and btt"), ("widths", "64 and 256")):
@@ -84,6 +87,7 @@ class LandscapeConfig:
                 fix="give fewer seeds, rates, widths or structures",
             )
         one_of(self.activation, "activation", get_args(ActivationName))
+        one_of(self.optimizer, "optimizer", get_args(OptimizerName))
 
     def exponents(self, parametrization: Parametrization) -> range:
         """The learning rates of a parametrization, as powers of two, lowest first."""
@@ -151,6 +155,8 @@ def make_study(config: LandscapeConfig, data: str | Path | None = None) -> Study
         "checkpoint_every": 0,  # a run takes seconds
         "save_model": False,
     }
+    if config.optimizer != "adamw":
+        base["optimizer"] = config.optimizer
     if data is not None:
         base["data"] = str(as_path(data, "the file of images"))
     structures = config.structures

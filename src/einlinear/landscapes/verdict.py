@@ -28,6 +28,7 @@ from einlinear.show.tables import text_table
 from einlinear.sweeps.study import Study
 
 _TITLES = {"naive": "naive", "mup": "µP"}
+_OPTIMIZERS = {"adamw": "Adam", "muon": "Muon"}
 _DIVERGED = 1.1  # times the loss at the start
 
 
@@ -131,7 +132,8 @@ class Landscape:
                 panels.append(LandscapePanel(_TITLES[name], structure, lines, cells[0].best))
         c = self.config
         seeds = f"mean and range of {c.seeds} seeds" if c.seeds > 1 else "one seed"
-        small = f"{self.data}, {c.steps} steps of {c.batch}, Adam, {c.activation}, {seeds}. "
+        small = f"{self.data}, {c.steps} steps of {c.batch}, {_OPTIMIZERS[c.optimizer]}, "
+        small += f"{c.activation}, {seeds}. "
         small += f"Under µP the rate is that of a dense model of width {min(c.widths)}, "
         small += "from which those of all factors follow."
         open_: dict[str, list[str]] = {}

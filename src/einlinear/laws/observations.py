@@ -27,9 +27,10 @@ _COLUMNS = ("run", "compute", "loss", "structure", "seed", "group", "size")
 
 
 class StructureLabel(NamedTuple):
-    """A structure, as its first record spells it, and what else sets its layers apart.
+    """A structure, as its first record spells it, and what else sets its runs apart.
 
-    variant: experts, head alignment, a converted head, no weight norm; "" for plain layers.
+    variant: experts, head alignment, a converted head, no weight norm, Muon; "" for plain layers
+        that AdamW trains.
     """
 
     structure: str
@@ -350,4 +351,5 @@ def structure_label(config: RunConfig, spelling: dict[str, str]) -> StructureLab
         variant += ["head-aligned"] if config.head_aligned else []
         variant += ["with head"] if config.convert_head else []
         variant += [] if config.weight_norm else ["without norm"]
+    variant += ["muon"] if config.optimizer == "muon" else []
     return StructureLabel(name, " ".join(variant))

@@ -6,22 +6,23 @@ Ref: [Y22, Y23, P24 §4, App. C].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import prod, sqrt
 from typing import Literal, get_args
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.structures.plan import Plan
+from einlinear.structures.plan import Plan, Step
 
-Optimizer = Literal["adam", "sgd"]
+Optimizer = Literal["adam", "sgd", "muon"]
 ParameterKind = Literal["matrix", "vector", "embedding"]
 Parametrization = Literal["naive", "mup"]
 """How a model is initialised, and how its learning rates depend on the width.
 
 naive: every matrix and factor is drawn from N(0, 1 / fan_in), so that outputs have unit variance;
     all parameters share one learning rate.
-mup: every matrix and factor is drawn with `init_std`; learning rates follow `adam_rate` or
-    `sgd_rate`.
+mup: every matrix and factor is drawn with `init_std`; learning rates follow `adam_rate`,
+    `sgd_rate` or `muon_rate`.
 
 Vectors and embeddings start the same way in both. Which layers start at zero is a separate choice:
 the coordinate check starts the same ones at zero in both, the landscape only under µP.
@@ -40,8 +41,47 @@ small: standard deviation sqrt(base_width) / fan_in, so that outputs have unit v
 usual: standard deviation 1 / sqrt(fan_in) for every matrix, so that outputs have unit variance.
 """
 
+ADAM_SHARE = 0.5
+"""The learning rate of AdamW as a share of Muon's, for all that Muon leaves to AdamW.
+
+A step of AdamW has a root mean square of about 0.2 times its rate, one of Muon in a square matrix
+of width d of lr / sqrt(d): they are equal at a share of 5 / sqrt(d), here d = 100. Ref: [L25].
+"""
+
 EMBEDDING_STD = 0.02
 """The standard deviation of a fresh embedding at every width, as in the paper's GPT."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixAxes:
+    """Which axes of a parameter are the inputs and the outputs of its matrices.
+
+    A parameter is a batch of matrices: all axes that are neither inputs nor outputs count them.
+    Axes are counted from the end, -1 is the last, so that experts or other stacks come in front.
+
+    Args:
+        inputs: the axes over which the layer sums; the product of their sizes is the fan-in.
+        outputs: the axes that the layer makes.
+        stack: an axis and how many matrices it holds one after another: (-2, 3) for a weight
+            (3 x out, in) that stacks queries, keys and values.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    stack: tuple[int, int] = (-1, 1)
+
+    def __post_init__(self) -> None:
+        if self.stack[1] == 1:
+            object.__setattr__(self, "stack", (-1, 1))  # equal axes are one group
+        axes = (*self.inputs, *self.outputs)
+        is_stack = self.stack[1] == 1 or self.stack[0] in axes
+        if len(set(axes)) < len(axes) or max(axes, default=-1) >= 0 or not is_stack:
+            raise EinlinearError(
+                what=f"the axes of matrices are given as {self}",
+                rule="axes are counted from the end, -1 is the last; each is an input or an "
+                "output, once, and the stacked axis is one of them",
+                fix="give MatrixAxes(inputs=(-1,), outputs=(-2,)) for a weight (out, in)",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +97,12 @@ class Scaling:
     init_mean: the mean at initialisation, for example 1 for the gain of a norm; None for a
         parameter that `init_` leaves unchanged.
     head_width: out_features of the layer if it is the model's head, whose output does not grow
-        with the width of the model; 0 for all other layers. Only SGD's learning rate needs it.
+        with the width of the model; 0 for all other layers. SGD's learning rate needs it, and
+        Muon leaves heads to AdamW.
     d_in, d_out: widths of the whole layer if the parameter is a factor, which may sum over a part
         of them only; 0 if fan_in and fan_out are those of the layer.
+    axes: the inputs and outputs among the axes of a matrix, for Muon; None to infer them from the
+        shape. Layers that share a parameter need not agree on them.
     """
 
     fan_in: int
@@ -72,6 +115,7 @@ class Scaling:
     head_width: int = 0
     d_in: int = 0
     d_out: int = 0
+    axes: MatrixAxes | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         counts = (self.fan_in, self.fan_out, self.num_factors, self.repeats)
@@ -120,9 +164,9 @@ def init_std(fan_in: int, fan_out: int) -> float:
     return sqrt(min(fan_in, fan_out)) / fan_in
 
 
-def matrix_scaling(fan_in: int, fan_out: int) -> Scaling:
-    """The scaling of a dense matrix."""
-    return Scaling(fan_in, fan_out, init_std(fan_in, fan_out))
+def matrix_scaling(fan_in: int, fan_out: int, axes: MatrixAxes | None = None) -> Scaling:
+    """The scaling of a dense matrix, or of a stack of them with these axes."""
+    return Scaling(fan_in, fan_out, init_std(fan_in, fan_out), axes=axes)
 
 
 def vector_scaling(width: int, init_mean: float | None = 0.0) -> Scaling:
@@ -147,9 +191,44 @@ def factor_scaling(plan: Plan) -> dict[str, Scaling]:
             repeats=prod(sizes[edge] for edge in step.kept),
             d_in=plan.d_in,
             d_out=plan.d_out,
+            axes=factor_axes(step),
         )
         for step in plan.steps
     }
+
+
+def factor_axes(step: Step) -> MatrixAxes:
+    """The axes of a factor: batch, inputs, outputs, as in `Step.edges`."""
+    num_inputs, num_outputs = len(step.contracted), len(step.new)
+    return MatrixAxes(
+        inputs=tuple(range(-num_inputs - num_outputs, -num_outputs)),
+        outputs=tuple(range(-num_outputs, 0)),
+    )
+
+
+def infer_axes(scaling: Scaling, shape: Sequence[int]) -> MatrixAxes | None:
+    """The axes that a rule declares, or else those that the shape tells; None if it does not.
+
+    Known are (out, in) and (in, out), with other axes in front and several matrices stacked along
+    out; (out, in, ...), the weight of a convolution; and vectors. In a square matrix, the last axis
+    is the input; Muon's steps do not depend on it.
+    """
+    if scaling.axes is not None:
+        return scaling.axes
+    fan_in, fan_out = scaling.fan_in, scaling.fan_out
+    if len(shape) == 1:
+        return MatrixAxes((), (-1,)) if fan_in == 1 else MatrixAxes((-1,), ())
+    if len(shape) < 2:
+        return None
+    rows, columns = shape[-2:]
+    if columns == fan_in and rows % fan_out == 0:
+        return MatrixAxes((-1,), (-2,), (-2, rows // fan_out))
+    if rows == fan_in and columns % fan_out == 0:
+        return MatrixAxes((-2,), (-1,), (-1, columns // fan_out))
+    if shape[0] % fan_out == 0 and prod(shape[1:]) == fan_in:
+        first = -len(shape)
+        return MatrixAxes(tuple(range(first + 1, 0)), (first,), (first, shape[0] // fan_out))
+    return None
 
 
 def adam_rate(scaling: Scaling, lr: float, base: BaseShape) -> float:
@@ -181,6 +260,20 @@ def sgd_rate(scaling: Scaling, lr: float, base: BaseShape) -> float:
         return lr * (scaling.fan_out / base.fan_out)
     top, bottom = scaling.fan_out * base.fan_in, scaling.fan_in * scaling.repeats * base.fan_out
     return lr * (top / bottom)
+
+
+def muon_rate(scaling: Scaling, lr: float) -> float:
+    """The learning rate under Muon, whose steps are orthogonal: the spectral norm of a step.
+
+        matrix: lr * sqrt(fan_out / fan_in) / num_factors
+
+    All layers then change their outputs by about lr times their size in a step, at any width and
+    shape, and so do the factors of a layer together. A dense square layer gets lr.
+    Departure: Muon's first implementation multiplies by sqrt(max(1, fan_out / fan_in)), which is
+    the same for layers that do not narrow. Ref: [Y23, J24, L25].
+    Checked by: test_muon.py::test_rates_by_hand.
+    """
+    return lr * (sqrt(scaling.fan_out / scaling.fan_in) / scaling.num_factors)
 
 
 def rsgd_rates(plan: Plan) -> dict[str, float]:

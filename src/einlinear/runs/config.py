@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
 from einlinear.files.whole import toml_text
-from einlinear.layers.scaling import EMBEDDING_STD, ExpertNorm, Parametrization
+from einlinear.layers.scaling import ADAM_SHARE, EMBEDDING_STD, ExpertNorm, Parametrization
 from einlinear.models.choices import ActivationName, PositionKind
 from einlinear.runs.presets import (
     OWN_FIELDS,
@@ -36,6 +36,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Shard = Literal["ddp", "fsdp2"]
 ExpertsOf = Literal["linear", "ffn"]
 HeadStart = Literal["auto", "zero", "small", "usual"]
+OptimizerName = Literal["adamw", "muon"]
 
 NOT_IN_ID = ("preset", "checkpoint_every", "save_model", "shard")
 """Fields that are not part of a run's id, because they change its numbers by rounding at most.
@@ -61,6 +62,7 @@ _ADDED = {
     "base_expansion": 1,
     "fixed_input": False,
     "head_init": "auto",
+    "optimizer": "adamw",
 }
 """Fields that earlier versions did not have, with the values that those versions used.
 
@@ -116,6 +118,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "activation": get_args(ActivationName),
     "parametrization": get_args(Parametrization),
     "head_init": get_args(HeadStart),
+    "optimizer": get_args(OptimizerName),
     "schedule": get_args(Schedule),
     "eval_spacing": get_args(Spacing),
     "precision": get_args(Precision),
@@ -192,7 +195,9 @@ class RunConfig:
         head_init: how the head starts: "zero"; "small", with standard deviation
             sqrt(base_width) / fan_in; "usual", 1 / sqrt(fan_in); or "auto": zero under µP, usual
             under "naive".
-        lr: learning rate at the base width.
+        optimizer: adamw, or muon: Muon for matrices, AdamW for embeddings, vectors and the head.
+        lr: learning rate at the base width. For muon, the spectral norm of the step of a square
+            matrix; AdamW then has half of it, and the default is twice that of adamw.
         base_width: the width at which the learning rate was tuned.
         base_expansion: hidden width of feed-forward nets at the base width, in base widths: the
             learning rate of the second matrix follows from base_expansion * base_width inputs.
@@ -203,7 +208,7 @@ class RunConfig:
         decay_share: share of the steps in which wsd decays.
         final_rate: where cosine and wsd end, as a share of the learning rate.
         betas: betas of AdamW.
-        weight_decay: weight decay of AdamW at the base width.
+        weight_decay: weight decay at the base width.
         grad_clip: largest norm of the gradient; 0 for no limit.
         precision: float32, or bfloat16 by autocast.
         tf32: whether GPUs may multiply float32 matrices in TF32; no effect on a CPU.
@@ -257,6 +262,7 @@ class RunConfig:
     steps: int = _BY_PRESET
     parametrization: Parametrization = "mup"
     head_init: HeadStart = "auto"
+    optimizer: OptimizerName = "adamw"
     lr: float = _BY_PRESET
     base_width: int = _BY_PRESET
     base_expansion: int | None = None
@@ -282,7 +288,7 @@ class RunConfig:
     save_model: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("task", "preset"):
+        for name in ("task", "preset", "optimizer"):
             _check_choice(name, getattr(self, name))
         if self.tied is True and self.embedding_std is None:
             self._set("embedding_std", EMBEDDING_STD)  # larger ones would make large logits
@@ -290,6 +296,8 @@ class RunConfig:
         preset = preset_values(self.task, self.preset)
         if self.head_size is not None or self.num_heads is not None:
             preset = {name: value for name, value in preset.items() if name not in _HEADS}
+        if self.optimizer == "muon":
+            preset["lr"] /= ADAM_SHARE  # what AdamW trains keeps its rate
         steps = whole_number(
             preset["steps"] if self.steps is None else self.steps, "steps", *_WHOLE["steps"]
         )

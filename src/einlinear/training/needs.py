@@ -89,9 +89,9 @@ def needs(config: RunConfig, processes: int = 1, *, is_moved: bool = False) -> l
     length, outputs = _lengths(config)
     sizes = _sizes(config)
     params = count_shape(config, sizes, length).params
-    # Weights, gradients, two moments; the average. While the average is in use, there is a copy of
-    # the weights instead of gradients.
-    copies = 4 + bool(config.ema)
+    # Weights, gradients, two moments, or one of Muon; the average. While the average is in use,
+    # there is a copy of the weights instead of gradients.
+    copies = (3 if config.optimizer == "muon" else 4) + bool(config.ema)
     shards = processes if config.shard == "fsdp2" else 1
     rows = config.batch_size // (processes * config.accumulation)
     kept = _KEPT[config.task] * (_HALF if config.precision == "bfloat16" else 1.0)

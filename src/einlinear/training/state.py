@@ -13,11 +13,15 @@ from torch import Tensor, nn
 from einlinear.data.tasks.regression import RegressionTask
 from einlinear.data.tasks.task import Batch, Task
 from einlinear.layers.moe.routing import Routed, balance_loss
-from einlinear.models.mup.groups import param_groups
+from einlinear.layers.scaling import Optimizer
+from einlinear.models.mup.groups import param_groups, plain_groups
+from einlinear.models.mup.muon import Muon
 from einlinear.runs.config import RunConfig
 from einlinear.runs.schedule import average_weight, rate_multiplier
 from einlinear.training.distributed import DataParallel, Place, Spread, mean, share
 from einlinear.training.model import base_inputs
+
+_STATE = {False: ("step", "exp_avg", "exp_avg_sq"), True: ("momentum_buffer",)}  # True for Muon
 
 
 class TrainState:
@@ -39,13 +43,14 @@ class TrainState:
             self.module.compile()
         self.names = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.parameters = list(self.names.values())
-        decay: dict[str, Any] = {"weight_decay": config.weight_decay}
-        groups: list[dict[str, Any]] = [{"params": self.parameters, "lr": config.lr, **decay}]
-        if config.parametrization == "mup":
-            base = base_inputs(config, self.model)
-            groups = param_groups(self.model, config.lr, base=base, **decay)
-        self._rates = [group["lr"] for group in groups]
-        self.optimizer = torch.optim.AdamW(groups, betas=config.betas, fused=True)
+        self.optimizer = make_optimizer(config, self.model)
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._by_muon = {
+            id(parameter)
+            for group in self.optimizer.param_groups
+            if group.get("axes") is not None
+            for parameter in group["params"]
+        }
         self._num_gates = sum(isinstance(module, Routed) for module in self.model.modules())
         self.average = [p.detach().clone() for p in self.parameters] if config.ema else []
         self.losses = torch.zeros((), dtype=torch.float64, device=place.device)
@@ -149,7 +154,7 @@ class TrainState:
         for name, parameter in self.names.items():
             parameter.copy_(like(tensors[f"model.{name}"], parameter))
             state: dict[str, Tensor] = {}
-            for key in ("step", "exp_avg", "exp_avg_sq"):
+            for key in _STATE[self._is_by_muon(parameter)]:
                 value = tensors[f"optimizer.{key}.{name}"]
                 is_count = key == "step"
                 state[key] = value.to(parameter.device) if is_count else like(value, parameter)
@@ -168,9 +173,28 @@ class TrainState:
         return {n: self.spread.whole(tensor) for n, tensor in zip(self.names, kept, strict=True)}
 
     def held_bytes(self) -> int:
-        """Bytes of the weights, the two moments of the optimizer, and the average."""
-        size = sum(tensor.nbytes for tensor in self._locals(self.parameters))
-        return size * (4 if self.average else 3)
+        """Bytes of the weights, what the optimizer keeps, and the average."""
+        sizes = [tensor.nbytes for tensor in self._locals(self.parameters)]
+        moments = [1 if self._is_by_muon(p) else 2 for p in self.parameters]
+        copies = 2 if self.average else 1
+        return sum(s * (m + copies) for s, m in zip(sizes, moments, strict=True))
+
+    def _is_by_muon(self, parameter: nn.Parameter) -> bool:
+        return id(parameter) in self._by_muon
+
+
+def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of a run: AdamW, or Muon."""
+    decay = config.weight_decay
+    name: Optimizer = "muon" if config.optimizer == "muon" else "adam"
+    if config.parametrization == "mup":
+        base = base_inputs(config, model)
+        groups = param_groups(model, config.lr, base=base, optimizer=name, weight_decay=decay)
+    else:
+        groups = plain_groups(model, config.lr, optimizer=name, weight_decay=decay)
+    if name == "muon":
+        return Muon(groups, betas=config.betas)
+    return torch.optim.AdamW(groups, betas=config.betas, fused=True)
 
 
 def spread_model(model: nn.Module, config: RunConfig, place: Place) -> Spread:

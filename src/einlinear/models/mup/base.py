@@ -120,10 +120,10 @@ def _from_table(
     model: nn.Module, facts: tuple[Fact, ...], table: Mapping[str, int], optimizer: Optimizer
 ) -> tuple[BaseShape, ...]:
     """Take in_features from a table; the first pattern that matches a layer decides."""
-    if optimizer != "adam":
+    if optimizer == "sgd":
         raise EinlinearError(
             what=f"base is a table of in_features, and the optimizer {quote(optimizer)}",
-            rule='in_features are enough for "adam"; other rates also need out_features',
+            rule='rates of "sgd" also need out_features',
             fix="give base=a model at the base width; it may be on the meta device",
         )
     sizes = {

@@ -15,15 +15,20 @@ from torch import Tensor, nn
 from einlinear.errors import EinlinearError
 from einlinear.layers.scaling import Optimizer, Parametrization
 from einlinear.models.mup.check_result import CheckRow, CoordinateCheck
-from einlinear.models.mup.groups import param_groups
+from einlinear.models.mup.groups import param_groups, plain_groups
 from einlinear.models.mup.init import apply_init_, plan_init
+from einlinear.models.mup.muon import Muon
 from einlinear.models.survey.facts import find_layers
 from einlinear.show.numbers import listed
 from einlinear.structures.values import one_of, whole_number
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
-_OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "muon": Muon,
+}
 
 
 def coordinate_check(
@@ -61,7 +66,7 @@ def coordinate_check(
             head moves in the first step.
         lr: the learning rate at the base width.
         base_width: the smallest of the widths by default.
-        optimizer: "adam" or "sgd".
+        optimizer: "adam", "sgd" or "muon".
         parametrization: "mup" uses `init_` and `param_groups`; "naive" is what most models do:
             every matrix starts with standard deviation 1 / sqrt(fan_in), and all parameters share
             one learning rate. The same layers start at zero in both.
@@ -82,9 +87,10 @@ def coordinate_check(
             torch.manual_seed(seed)
             model = make_model(width)
             apply_init_(model, plan_init(model, zero=zero, parametrization=parametrization))
-            groups: Any = [p for p in model.parameters() if p.requires_grad]
             if parametrization == "mup":
                 groups = param_groups(model, lr, base_width=base, optimizer=optimizer, head=head)
+            else:
+                groups = plain_groups(model, lr, optimizer=optimizer)
             data = batch(width) if callable(batch) else batch
             value = partial(_seeded_loss, loss or _default_loss, model, data, seed)
             return _train(model, make_optimizer(groups, lr=lr), value, steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -11,7 +11,16 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.scaling import BaseShape, Optimizer, adam_rate, sgd_rate
+from einlinear.layers.scaling import (
+    ADAM_SHARE,
+    BaseShape,
+    MatrixAxes,
+    Optimizer,
+    adam_rate,
+    infer_axes,
+    muon_rate,
+    sgd_rate,
+)
 from einlinear.models.mup.base import Base, base_shapes
 from einlinear.models.survey.facts import (
     Fact,
@@ -36,15 +45,17 @@ independent: weight_decay * lr / rate, so that a step decays by the same share a
 standard: weight_decay itself, so that the decay per step falls with the rate.
 """
 
-_RATES = {"adam": adam_rate, "sgd": sgd_rate}
+_RATES = {"adam": adam_rate, "sgd": sgd_rate, "muon": adam_rate}  # Muon leaves some to AdamW
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingRow:
     """The scaling of one parameter, and the learning rate and decay that follow from it.
 
-    base_in is the fan-in of the same layer in the base, kept dense. multiplier is rate / lr.
-    weight_decay is None if it is left to the optimizer.
+    base_in is the fan-in of the same layer in the base, kept dense. multiplier is rate / lr, or
+    rate / adam_lr for what Muon leaves to AdamW. weight_decay is None if it is left to the
+    optimizer. axes are those of the matrices that Muon orthogonalises; None for all other
+    parameters and optimizers.
     """
 
     name: str
@@ -59,6 +70,7 @@ class ScalingRow:
     multiplier: float
     rate: float
     weight_decay: float | None = None
+    axes: MatrixAxes | None = None
 
     @property
     def group_name(self) -> str:
@@ -66,6 +78,8 @@ class ScalingRow:
         if self.kind not in ("matrix", "head"):
             return self.kind
         factors = f", {self.num_factors} factors" if self.num_factors > 1 else ""
+        if self.axes is not None:
+            return f"muon, {self.fan_in} -> {self.fan_out}{factors}"
         return f"{'head, ' if self.kind == 'head' else ''}fan_in {self.fan_in}{factors}"
 
 
@@ -77,6 +91,7 @@ class ScalingTable:
     lr: float
     base_width: int | None
     optimizer: Optimizer
+    adam_lr: float | None = None
 
     def __iter__(self) -> Iterator[ScalingRow]:
         return iter(self.rows)
@@ -85,7 +100,8 @@ class ScalingTable:
         return len(self.rows)
 
     def __str__(self) -> str:
-        head = ("parameter", "shape", "kind", "fan-in", "fan-out", "factors", "init", "base-in")
+        head = ["parameter", "shape", "kind", "fan-in", "fan-out", "factors", "init", "base-in"]
+        is_muon = self.optimizer == "muon"
         cells = [
             (
                 row.name,
@@ -98,12 +114,16 @@ class ScalingTable:
                 str(row.base_in),
                 f"{row.multiplier:.4g}",
                 f"{row.rate:.3g}",
+                *(["adamw" if row.axes is None else "muon"] if is_muon else []),
             )
             for row in self.rows
         ]
         base = "the base's widths" if self.base_width is None else f"base width {self.base_width}"
         title = f"{self.optimizer}, lr {self.lr:g} at {base}"
-        return f"{title}\n{text_table((*head, 'x lr', 'lr'), cells, left=3)}"
+        if self.adam_lr is not None:
+            title += f"; adamw, lr {self.adam_lr:g}"
+        head += ["x lr", "lr", *(["by"] if is_muon else [])]
+        return f"{title}\n{text_table(head, cells, left=3)}"
 
     def __repr__(self) -> str:
         return str(self)
@@ -120,10 +140,12 @@ def scaling_table(
     weight_decay: float | None = None,
     decay: Decay = "independent",
     head: str | Iterable[str] = (),
+    adam_lr: float | None = None,
 ) -> ScalingTable:
     """Return how every trained parameter is scaled; the arguments are those of `param_groups`."""
     facts = _trained_facts(model, head)
-    return _table(model, facts, lr, Base(base, base_width, width), optimizer, weight_decay, decay)
+    given = Base(base, base_width, width)
+    return _table(model, facts, lr, given, optimizer, weight_decay, decay, adam_lr)
 
 
 def param_groups(
@@ -137,6 +159,7 @@ def param_groups(
     weight_decay: float | None = None,
     decay: Decay = "independent",
     head: str | Iterable[str] = (),
+    adam_lr: float | None = None,
 ) -> list[dict[str, Any]]:
     """Return parameter groups for any torch optimizer, with rates that transfer across widths.
 
@@ -160,25 +183,29 @@ def param_groups(
         lr: the learning rate of the base model.
         base: the model at the width at which you tuned lr, on any device, also "meta", before or
             after `convert_`: layers are found by name, and of a structured one only in_features and
-            out_features count. Or, for "adam", {pattern: in_features}: patterns match the names of
+            out_features count. Or, except for "sgd", {pattern: in_features}: patterns match the names of
             layers or parameters, and the first match decides.
         base_width: the width at which you tuned lr.
         width: the width of the model; see above.
         optimizer: "adam" for Adam, AdamW and others whose steps do not depend on the size of the
-            gradient; "sgd" for SGD, with or without momentum.
+            gradient; "sgd" for SGD, with or without momentum; "muon" for `einlinear.Muon`, whose
+            groups also tell the axes of their matrices.
         weight_decay: the decay of matrices in the base; vectors and embeddings get 0. None leaves
             decay to the optimizer.
         decay: "independent" gives matrices weight_decay * lr / rate: as optimizers multiply it by
             the rate, each step decays by the same share at every width. "standard" gives them
             weight_decay, so that the decay per step falls with the rate.
         head: pattern or patterns for the name of the output layer, in addition to what the model
-            declares (`layer_roles`, or Hugging Face's get_output_embeddings). Only "sgd" needs it.
+            declares (`layer_roles`, or Hugging Face's get_output_embeddings). Only "sgd" and
+            "muon" need it.
             If nothing names a head, it is the layer that `convert_` takes for the head; a
             structured layer is a head only if it is named.
+        adam_lr: with "muon", the learning rate at the base width of all that AdamW trains: the
+            head, embeddings and vectors. Half of lr by default.
     """
     facts = _trained_facts(model, head)
     given = Base(base, base_width, width)
-    table = _table(model, facts, lr, given, optimizer, weight_decay, decay)
+    table = _table(model, facts, lr, given, optimizer, weight_decay, decay, adam_lr)
     if not facts:
         raise EinlinearError(
             what="the model has no trainable parameters",
@@ -188,14 +215,32 @@ def param_groups(
     groups: dict[tuple[Any, ...], tuple[list[nn.Parameter], dict[str, None]]] = {}
     for fact, row in zip(facts, table, strict=True):
         # Optimizers cannot mix tensors and DTensors in one group.
-        key = (row.rate, row.weight_decay, type(fact.parameter.data))
+        key = (row.rate, row.weight_decay, row.axes, type(fact.parameter.data))
         parameters, names = groups.setdefault(key, ([], {}))
         parameters.append(fact.parameter)
         names[row.group_name] = None
     return [
         {"params": parameters, "lr": rate, "name": "; ".join(names)}
         | ({} if decay is None else {"weight_decay": decay})
-        for (rate, decay, _), (parameters, names) in groups.items()
+        | ({"axes": axes and asdict(axes)} if optimizer == "muon" else {})
+        for (rate, decay, axes, _), (parameters, names) in groups.items()
+    ]
+
+
+def plain_groups(
+    model: nn.Module, lr: float, *, optimizer: Optimizer, weight_decay: float | None = None
+) -> list[dict[str, Any]]:
+    """Return parameter groups without µP: all parameters share one learning rate and decay.
+
+    With "muon", what AdamW trains has a rate of its own.
+    """
+    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    if optimizer != "muon":
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        return [{"params": parameters, "lr": lr, **decay}]
+    return [
+        {**group, "lr": lr * ADAM_SHARE if group["axes"] is None else lr, **decay}
+        for group in param_groups(model, lr, base_width=1, optimizer=optimizer)
     ]
 
 
@@ -217,19 +262,29 @@ def _table(
     optimizer: Optimizer,
     weight_decay: float | None,
     decay: Decay,
+    adam_lr: float | None,
 ) -> ScalingTable:
     fix = 'give "adam" for AdamW, Lion and others whose steps do not depend on the size of the '
-    one_of(optimizer, "optimizer", get_args(Optimizer), fix=f'{fix}gradient, "sgd" for SGD')
+    fix += 'gradient, "sgd" for SGD, "muon" for el.Muon'
+    one_of(optimizer, "optimizer", get_args(Optimizer), fix=fix)
     one_of(decay, "decay", get_args(Decay))
     lr = _number(lr, "lr")
     if weight_decay is not None:
         weight_decay = _number(weight_decay, "weight_decay", zero=True)
+    if optimizer == "muon":
+        adam_lr = lr * ADAM_SHARE if adam_lr is None else _number(adam_lr, "adam_lr")
+    elif adam_lr is not None:
+        raise EinlinearError(
+            what=f"adam_lr is {quote(adam_lr)}, and the optimizer {optimizer}",
+            rule="adam_lr is the rate of what Muon leaves to AdamW",
+            fix='leave out adam_lr, or give optimizer="muon"',
+        )
     shapes = base_shapes(model, facts, base, optimizer)
     rows = tuple(
-        _row(fact, shape, lr, optimizer, weight_decay, decay)
+        _row(fact, shape, lr, optimizer, weight_decay, decay, adam_lr)
         for fact, shape in zip(facts, shapes, strict=True)
     )
-    return ScalingTable(rows, lr, base.base_width, optimizer)
+    return ScalingTable(rows, lr, base.base_width, optimizer, adam_lr)
 
 
 def _number(value: float, name: str, *, zero: bool = False) -> float:
@@ -250,10 +305,17 @@ def _row(
     optimizer: Optimizer,
     weight_decay: float | None,
     decay: Decay,
+    adam_lr: float | None,
 ) -> ScalingRow:
-    scaling, rate = fact.scaling, _RATES[optimizer]
-    multiplier = rate(scaling, 1.0, base)
+    scaling = fact.scaling
     is_matrix = scaling.kind == "matrix"
+    axes = None
+    if optimizer == "muon" and is_matrix and not scaling.head_width:
+        axes = _axes(fact)
+        multiplier, rate = muon_rate(scaling, 1.0), muon_rate(scaling, lr)
+    else:
+        own = lr if adam_lr is None else adam_lr
+        multiplier, rate = (_RATES[optimizer](scaling, r, base) for r in (1.0, own))
     if weight_decay is not None:
         scale = multiplier if decay == "independent" else 1.0
         weight_decay = weight_decay / scale if is_matrix else 0.0
@@ -268,6 +330,22 @@ def _row(
         init_std=scaling.init_std,
         base_in=base.fan_in,
         multiplier=multiplier,
-        rate=rate(scaling, lr, base),
+        rate=rate,
         weight_decay=weight_decay,
+        axes=axes,
     )
+
+
+def _axes(fact: Fact) -> MatrixAxes:
+    """Return the axes of the matrices of a parameter."""
+    axes = infer_axes(fact.scaling, fact.parameter.shape)
+    if axes is None:
+        raise EinlinearError(
+            what=f"{fact.name} has the shape {tuple(fact.parameter.shape)}, a fan-in of "
+            f"{fact.scaling.fan_in} and a fan-out of {fact.scaling.fan_out}",
+            rule="Muon must know which axes of a parameter are the inputs of its matrices, and "
+            "which the outputs",
+            fix="in the rule of its module, give el.matrix_scaling(fan_in, fan_out, "
+            "el.MatrixAxes(inputs=(-1,), outputs=(-2,))) with the right axes, counted from the end",
+        )
+    return axes

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from einlinear.layers.scaling import (
+    MatrixAxes,
     Scaling,
     embedding_scaling,
     matrix_scaling,
@@ -155,11 +156,16 @@ def _experts(own: _Own) -> dict[str, Scaling]:
         return {}
     if (first[2], first[1]) == (last[1], 2 * last[2]):
         width, hidden = last[1:]
+        inputs, outputs = -1, -2
     elif (first[1], first[2]) == (last[2], 2 * last[1]):
         hidden, width = last[1:]
+        inputs, outputs = -2, -1
     else:
         return {}
-    scaling = {names[0]: matrix_scaling(width, hidden), names[1]: matrix_scaling(hidden, width)}
+    scaling = {
+        names[0]: matrix_scaling(width, hidden, MatrixAxes((inputs,), (outputs,), (outputs, 2))),
+        names[1]: matrix_scaling(hidden, width, MatrixAxes((inputs,), (outputs,))),
+    }
     return scaling | {name: vector_scaling(own[name].shape[-1]) for name in biases & own.keys()}
 
 

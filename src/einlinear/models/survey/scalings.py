@@ -11,6 +11,7 @@ from torch import nn
 
 from einlinear.errors import EinlinearError, quote
 from einlinear.layers.scaling import (
+    MatrixAxes,
     Scaling,
     embedding_scaling,
     matrix_scaling,
@@ -81,38 +82,49 @@ def _rule(module: nn.Module) -> ScalingRule | None:
     return None
 
 
+_OUT_IN, _IN_OUT = MatrixAxes((-1,), (-2,)), MatrixAxes((-2,), (-1,))
+
+
 def _with_bias(layer: nn.Module, weight: Scaling, width: int) -> dict[str, Scaling]:
     bias = {} if getattr(layer, "bias", None) is None else {"bias": vector_scaling(width)}
     return {"weight": weight} | bias
 
 
 def _linear(layer: nn.Linear) -> dict[str, Scaling]:
-    weight = matrix_scaling(layer.in_features, layer.out_features)
+    weight = matrix_scaling(layer.in_features, layer.out_features, _OUT_IN)
     return _with_bias(layer, weight, layer.out_features)
 
 
 def _transposed_linear(layer: Any) -> dict[str, Scaling]:
     """The Conv1D of Hugging Face is a linear layer whose weight is (in, out)."""
-    return _with_bias(layer, matrix_scaling(*layer.weight.shape), layer.weight.shape[1])
+    d_in, d_out = layer.weight.shape
+    return _with_bias(layer, matrix_scaling(d_in, d_out, _IN_OUT), d_out)
 
 
 def _bilinear(layer: nn.Bilinear) -> dict[str, Scaling]:
-    weight = matrix_scaling(layer.in1_features * layer.in2_features, layer.out_features)
+    axes = MatrixAxes((-2, -1), (-3,))
+    weight = matrix_scaling(layer.in1_features * layer.in2_features, layer.out_features, axes)
     return _with_bias(layer, weight, layer.out_features)
 
 
 def _convolution(layer: Any) -> dict[str, Scaling]:
     """Each output sums over the kernel's window and the input channels of its group."""
     fan_in = layer.in_channels // layer.groups * prod(layer.kernel_size)
-    weight = matrix_scaling(fan_in, layer.out_channels // layer.groups)
+    window = tuple(range(-len(layer.kernel_size), 0))
+    second = window[0] - 1
+    first = second - 1
+    inputs, outputs = (first, second) if layer.transposed else (second, first)
+    axes = MatrixAxes((inputs, *window), (outputs,), (first, layer.groups))
+    weight = matrix_scaling(fan_in, layer.out_channels // layer.groups, axes)
     return _with_bias(layer, weight, layer.out_channels)
 
 
 def _attention(layer: nn.MultiheadAttention) -> dict[str, Scaling]:
     width = layer.embed_dim
-    packed = {"in_proj_weight": matrix_scaling(width, width)}
+    stacked = MatrixAxes((-1,), (-2,), (-2, 3))
+    packed = {"in_proj_weight": matrix_scaling(width, width, stacked)}
     separate = {
-        f"{name}_proj_weight": matrix_scaling(fan_in, width)
+        f"{name}_proj_weight": matrix_scaling(fan_in, width, _OUT_IN)
         for name, fan_in in (("q", width), ("k", layer.kdim), ("v", layer.vdim))
     }
     vectors = dict.fromkeys(("in_proj_bias", "bias_k", "bias_v"), vector_scaling(width))
@@ -122,10 +134,14 @@ def _attention(layer: nn.MultiheadAttention) -> dict[str, Scaling]:
 
 def _recurrent(layer: Any) -> dict[str, Scaling]:
     """RNN, LSTM, GRU and their cells stack the gates along the first axis of a weight."""
+
+    def weight(parameter: nn.Parameter) -> Scaling:
+        gates, rest = divmod(parameter.shape[0], layer.hidden_size)
+        axes = MatrixAxes((-1,), (-2,), (-2, 1 if rest else gates))  # a projection has no gates
+        return matrix_scaling(parameter.shape[1], layer.hidden_size, axes)
+
     return {
-        name: matrix_scaling(parameter.shape[1], layer.hidden_size)
-        if parameter.dim() == 2
-        else vector_scaling(layer.hidden_size)
+        name: weight(parameter) if parameter.dim() == 2 else vector_scaling(layer.hidden_size)
         for name, parameter in layer.named_parameters(recurse=False)
     }
 
