@@ -346,8 +346,8 @@ WORDS = "64 2 dense btt relu text cpu local a=b shared 0.5 True None".split()
 GIVEN = {"describe": "btt", "prepare": "a.txt", "sweep": "a.toml", "report": "a.csv", "sample": "."}
 STUBBED = [
     "einlinear.training.train.train",
-    "einlinear.cli.commands.sweep._plan",
-    "einlinear.cli.commands.sweep.opened",
+    "einlinear.cli.commands.sweep.plan_sweep",
+    "einlinear.cli.commands.sweep.train_all",
     "einlinear.data.prepare._make",
     "einlinear.landscapes.landscape.sweep",
     "einlinear.structures.atlas.atlas_rows",

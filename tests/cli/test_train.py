@@ -153,6 +153,7 @@ def torchrun(*words):
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path):
     out = tmp_path / "out"
     result = torchrun(*FLAGS, "--out", str(out))

@@ -1,6 +1,8 @@
 """Files written whole: links, pipes, loops of links; errors of reading."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,21 @@ def test_errors_that_are_not_of_reading_stay():
             with checked_reading(Path("a.csv"), rule="", fix="", errors=kinds):
                 raise error
         assert raised.value is error
+
+
+@posix
+def test_processes_that_write_one_file_do_not_mix(tmp_path):
+    """As a worker that outlives a killed command, and the command that was started again."""
+    path = tmp_path / "file"
+    code = (
+        "import sys; from pathlib import Path; from einlinear.files.whole import write_whole\n"
+        "for _ in range(150): write_whole(Path(sys.argv[1]), iter([sys.argv[2].encode()] * 500))"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(path), c * 97]) for c in "abc"]
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            found = path.read_bytes()
+            assert len(found) == 97 * 500
+            assert len(set(found)) == 1
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]

@@ -132,6 +132,7 @@ def wait_for(condition):
     raise AssertionError("it did not happen within a minute")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by /proc")
 def test_a_killed_landscape_resumes(whole, tmp_path):
     command = [sys.executable, "-m", "einlinear", "landscape", "--out", str(tmp_path), *OPTIONS]

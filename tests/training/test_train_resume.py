@@ -164,6 +164,7 @@ def test_a_run_that_was_stopped_can_be_loaded(tmp_path):
     assert writer.model.head.weight.equal(held["average.head.weight"])
 
 
+@pytest.mark.slow
 def test_the_command_is_killed_from_outside(tmp_path, whole_run):
     """The same command line again, after kill -9 at a moment that nothing has chosen."""
     config = tmp_path / "run.toml"

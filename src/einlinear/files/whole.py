@@ -6,16 +6,23 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None  # type: ignore[assignment]
 
 import tomli_w
 
 from einlinear.errors import EinlinearError, cannot_write, quote, reason
 
 _MOST_DOTS = 500
+_SECONDS_TO_WAIT = 10.0  # for another process that writes the same file
 _QUOTED_OR_COMMENT = re.compile(r"""\"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*""")
 _LONGEST_PATH = 4096
 
@@ -67,20 +74,54 @@ def write_whole(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
         if not is_stream:
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_name(f"{target.name}.part")
-        with (part or target).open("wb") as file:
+        with target.open("wb") if part is None else _open_alone(part) as file:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
             if part is not None:
                 os.fsync(file.fileno())
+            if part is not None and fcntl is not None:
+                part.replace(target)  # while no other process may write to it
+        if part is not None and fcntl is None:  # pragma: no cover
+            part.replace(target)  # Windows renames no open file
         if part is not None:
-            part.replace(target)
             sync_folder(target.parent)
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError before Python 3.13
         if part is not None:
             with suppress(OSError):
                 part.unlink(missing_ok=True)  # a full disk needs the room
         raise cannot_write(path, error) from error
+
+
+def _open_alone(path: Path) -> BinaryIO:
+    """Open a file for writing, once no other process writes it.
+
+    A worker may outlive a command that was killed, and write what the next command writes, too.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_WAIT
+    while True:
+        file = path.open("ab")
+        is_taken = False
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_taken = time.monotonic() < deadline
+        except OSError:  # a file system without locks
+            pass
+        if not is_taken and _is_at(path, file):
+            file.truncate(0)
+            return file
+        file.close()
+        time.sleep(0.01)
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def sync_folder(path: Path) -> None:

@@ -154,6 +154,7 @@ def children(parent):
     return found
 
 
+@pytest.mark.slow
 def test_join_a_cluster_and_leave_it(ray_head, tmp_path):
     head, address = ray_head
     executor = RayExecutor(address, 1)

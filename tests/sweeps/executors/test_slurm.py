@@ -37,6 +37,7 @@ def open_slurm(tmp_path):
         executor.close()
 
 
+@pytest.mark.slow
 def test_jobs_end_in_any_way(tmp_path, open_slurm):
     executor = open_slurm({}, cluster="local")
     good = tiny_job(tmp_path)
