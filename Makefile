@@ -24,7 +24,7 @@ lint: $(READY)  ## format, lint, types, import contracts, spelling
 	$(BIN)/codespell
 
 test: lint  ## the same, and the tests
-	$(BIN)/pytest -n 5 --dist loadgroup $(SELECT) $(COVER)
+	$(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder $(SELECT) $(COVER)
 
 test-all: SELECT =
 test-all: test  ## the same with the slow tests

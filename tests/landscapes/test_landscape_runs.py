@@ -158,6 +158,7 @@ def test_a_killed_landscape_resumes(whole, tmp_path):
     assert json.loads(json.dumps(result.as_json())) == held
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by /proc")
 def test_a_worker_that_dies_is_replaced(whole, tmp_path):
     wanted = {"out": tmp_path, "processes": 2}

@@ -74,7 +74,7 @@ def folder(tmp_path_factory):
     return path
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(places, st.sampled_from(ODD))
 @example(("plain", ("config", "lr")), 10**400)
 @example(("plain", ("curve", 1, "step")), {"a": 1})

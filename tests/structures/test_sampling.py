@@ -149,7 +149,10 @@ def canonical_structures(num_factors, unit):
 
 @pytest.mark.no_cover
 @pytest.mark.xdist_group("grids")  # they share what canonical_structures has cached
-@pytest.mark.parametrize(("num_factors", "unit"), [(2, 1), (2, 2), (2, 4), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("num_factors", "unit"),
+    [(2, 1), (2, 2), (2, 4), (3, 1), pytest.param(3, 2, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     "region",
     [{}, {"omega": 0}, {"psi": 1, "nu": (0.5, 0.75)}, {"nu": ("3/10", "8/10")}],

@@ -1,5 +1,7 @@
 """One run in two processes: the numbers of one, only the first writes, errors end both."""
 
+import pytest
+
 from einlinear.training.train import train
 from kit.pair import run_two
 from kit.runs import tiny
@@ -14,9 +16,11 @@ def test_two_processes_train_as_one(tmp_path):
     run_two(train_in_two, str(tmp_path), SETTINGS, wanted)
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_with_experts(tmp_path):
     run_two(go_on_in_two, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_with_muon(tmp_path):
     run_two(train_in_two_with_muon, str(tmp_path))

@@ -154,7 +154,8 @@ def _best_choice(target: _Target, tolerance: float) -> _Choice | None:
     ranks = [target.part("", option) for option in _rank_options(ideal_ranks)]
     found: dict[str, list[_Part]] = {"X": [], "Y": []}
     best = _Choice(inf, inf, ())
-    for padding, side, total in merge(*(_totals(side, target.widths[side]) for side in found)):
+    totals = [_totals(side, target.widths[side], len(target.exponents[side])) for side in found]
+    for padding, side, total in merge(*totals):
         others = found["Y" if side == "X" else "X"]
         least = min(padding, others[0].penalty) if others else padding
         if padding + least > best.limit:
@@ -218,12 +219,14 @@ def _odd_penalty(sizes: tuple[int, ...]) -> float:
     return _ODD * sum(n > 8 and n % 8 > 0 for n in sizes)
 
 
-def _totals(side: str, width: int) -> Iterator[tuple[float, str, int]]:
+def _totals(side: str, width: int, num_edges: int) -> Iterator[tuple[float, str, int]]:
     """The totals to which a side may be padded, each behind its penalty.
 
     At most a tenth is added, and at most _MOST_PADDING; below width 16, at most the width itself.
+    A single edge is as wide as the width: with all other sizes fixed, a plan is exactly as named.
     """
     most = min(_MOST_PADDING, width // 10 if width >= 16 else width)
+    most = most if num_edges > 1 else 0
     return ((_padding_penalty(n, width), side, n) for n in range(width, width + most + 1))
 
 

@@ -52,7 +52,7 @@ def tables(draw):
 
 
 @pytest.mark.no_cover
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(
     structure=structures(max_factors=3),
     widths=st.tuples(st.integers(1, 20), st.integers(1, 20)),

@@ -191,7 +191,7 @@ def test_what_the_balance_needs():
         assert el.balance_loss(layer) > 0
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_two_processes_give_the_gradients_of_one(kind):
     model, x = moe_and_input()
     moe_loss(model, x).backward()

@@ -80,6 +80,7 @@ def test_a_killed_worker_and_its_run(ray_here, tmp_path):
     assert_trained(job, tmp_path / "plain", **LONG)
 
 
+@pytest.mark.slow
 def test_twelve_runs_and_a_death(ray_here, tmp_path, monkeypatch):
     use_forked_workers(monkeypatch)  # for the plan
     study = Study("twelve", TINY, ({"structure": ["dense", "btt"], "seed": list(range(6))},))
