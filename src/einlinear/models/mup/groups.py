@@ -183,8 +183,8 @@ def param_groups(
         lr: the learning rate of the base model.
         base: the model at the width at which you tuned lr, on any device, also "meta", before or
             after `convert_`: layers are found by name, and of a structured one only in_features and
-            out_features count. Or, except for "sgd", {pattern: in_features}: patterns match the names of
-            layers or parameters, and the first match decides.
+            out_features count. Or, except for "sgd", {pattern: in_features}: patterns match the
+            names of layers or parameters, and the first match decides.
         base_width: the width at which you tuned lr.
         width: the width of the model; see above.
         optimizer: "adam" for Adam, AdamW and others whose steps do not depend on the size of the
