@@ -97,3 +97,17 @@ def test_processes_that_write_one_file_do_not_mix(tmp_path):
             assert len(set(found)) == 1
     assert [writer.returncode for writer in writers] == [0, 0, 0]
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@posix
+def test_a_file_that_another_process_keeps_writing_is_left_to_it(tmp_path, monkeypatch):
+    import fcntl
+
+    monkeypatch.setattr("einlinear.files.whole._SECONDS_TO_WAIT", 0.1)
+    with (tmp_path / "file.part").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b"half")
+        with pytest.raises(EinlinearError, match="another process"):
+            write_whole(tmp_path / "file", b"new")
+    assert (tmp_path / "file.part").read_bytes() == b"half"
+    assert not (tmp_path / "file").exists()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from errno import EBUSY
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
@@ -22,7 +23,7 @@ import tomli_w
 from einlinear.errors import EinlinearError, cannot_write, quote, reason
 
 _MOST_DOTS = 500
-_SECONDS_TO_WAIT = 10.0  # for another process that writes the same file
+_SECONDS_TO_WAIT = 60.0  # for another process that writes the same file
 _QUOTED_OR_COMMENT = re.compile(r"""\"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*""")
 _LONGEST_PATH = 4096
 
@@ -66,7 +67,7 @@ def write_whole(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
     new file, and devices and pipes are written to.
     """
     chunks = (data,) if isinstance(data, bytes) else data
-    part = None
+    part, is_ours = None, False
     try:
         # A pipe is opened by its own name: links such as /dev/stdout lead to names of no file.
         is_stream = path.exists() and not path.is_file() and not path.is_dir()
@@ -75,6 +76,7 @@ def write_whole(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_name(f"{target.name}.part")
         with target.open("wb") if part is None else _open_alone(part) as file:
+            is_ours = True
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
@@ -87,7 +89,7 @@ def write_whole(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
         if part is not None:
             sync_folder(target.parent)
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError before Python 3.13
-        if part is not None:
+        if part is not None and is_ours:
             with suppress(OSError):
                 part.unlink(missing_ok=True)  # a full disk needs the room
         raise cannot_write(path, error) from error
@@ -106,13 +108,15 @@ def _open_alone(path: Path) -> BinaryIO:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            is_taken = time.monotonic() < deadline
+            is_taken = True
         except OSError:  # a file system without locks
             pass
         if not is_taken and _is_at(path, file):
             file.truncate(0)
             return file
         file.close()
+        if time.monotonic() > deadline:
+            raise OSError(EBUSY, "another process has been writing it for a minute")
         time.sleep(0.01)
 
 

@@ -43,7 +43,7 @@ class Taxonomy:
         return {
             "ω": (str(self.omega), f"FLOPs per parameter {reuse}"),
             "ψ": (str(self.psi), f"rank {rank}"),
-            "ν": (str(self.nu), cost + ": not slower than dense" * self.is_degenerate),
+            "ν": (str(self.nu), cost + ": at least as fast as dense" * self.is_degenerate),
         }
 
     def __str__(self) -> str:

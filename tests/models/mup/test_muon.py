@@ -577,3 +577,46 @@ def test_the_coordinate_check_of_a_transformer(structure):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes_train_as_one(kind):
     run_two(compare_muon, kind, train_with_muon(*muon_model()))
+
+
+BAD_GROUPS = [
+    ({"axes": {"inputs": (0,), "outputs": (1,)}}, "axes are counted from the end"),
+    ({"axes": {"inputs": (-1,), "outputs": (-2,), "stack": (-2, 4)}}, "that have all axes"),
+    ({"axes": 3}, "the axes of a parameter group are 3"),
+    ({"axes": {"rows": (-1,)}}, "the axes of a parameter group are"),
+    ({"axes": None, "betas": (1.5, 0.9)}, r"a beta is 1\.5"),
+    ({"axes": None, "betas": (0.9,)}, "betas holds 2 numbers"),
+    ({"axes": None, "ns_coefficients": (1.0, 2.0)}, "ns_coefficients holds 3 numbers"),
+    ({"axes": None, "eps": 0.0}, "eps is above 0"),
+    ({"axes": None, "lr": float("inf")}, "lr is inf"),
+    ({"axes": None, "lr": "a"}, "lr is 'a'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), BAD_GROUPS, ids=str)
+def test_bad_groups_are_refused_when_they_are_added(settings, words):
+    with pytest.raises(EinlinearError, match=words):
+        el.Muon([{"params": [nn.Parameter(torch.ones(6, 4))], "lr": 0.1} | settings])
+
+
+def test_axes_of_own_groups_are_plain_in_the_state():
+    weight = nn.Parameter(torch.randn(6, 4))
+    optimizer = el.Muon([{"params": [weight], "axes": el.MatrixAxes((-1,), (-2,), (-2, 3))}])
+    weight.grad = torch.randn(6, 4)
+    optimizer.step()
+    held = optimizer.state_dict()["param_groups"][0]["axes"]
+    assert held == {"inputs": (-1,), "outputs": (-2,), "stack": (-2, 3)}
+
+
+def test_a_loaded_step_is_where_its_parameter_is(monkeypatch):
+    """Loading a state leaves the number of steps on the CPU, wherever the parameter is."""
+    monkeypatch.setattr("einlinear.models.mup.muon._FUSED", ("meta",))
+    bias = nn.Parameter(torch.zeros(3, device="meta"))
+    optimizer = el.Muon([{"params": [bias], "axes": None}])
+    state = {"step": torch.ones(()), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
+    held = optimizer.state_dict() | {"state": {0: state}}
+    optimizer.load_state_dict(held)
+    assert optimizer.state[bias]["step"].device.type == "cpu"
+    bias.grad = torch.ones(3, device="meta")
+    optimizer.step()
+    assert optimizer.state[bias]["step"].device.type == "meta"

@@ -8,8 +8,9 @@ tuples, because attributes of tensors vanish when a model is copied or cast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import asdict, dataclass
+from math import inf, prod
+from numbers import Real
 from typing import Any, Literal, cast, get_args, overload
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from einlinear.errors import EinlinearError, quote
+from einlinear.layers.scaling import MatrixAxes
 from einlinear.structures.values import one_of, whole_number
 
 OrthogonalDtype = Literal["auto", "float32", "bfloat16"]
@@ -46,8 +48,8 @@ class Muon(torch.optim.Optimizer):
     orthogonalises its own matrices; elsewhere, every process gathers the whole gradient.
 
     Args:
-        params: the groups that `param_groups` makes. In your own, "axes" is None for AdamW, or
-            {"inputs": axes, "outputs": axes, "stack": (axis, count)} as in `MatrixAxes`.
+        params: the groups that `param_groups` makes. In your own, "axes" is None for AdamW, or the
+            `MatrixAxes` of the matrices.
         lr: for groups without a rate.
         weight_decay: for groups without one; multiplied by the rate.
         momentum: of the gradients of matrices.
@@ -101,7 +103,7 @@ class Muon(torch.optim.Optimizer):
                 "are None",
                 fix='give el.Muon(el.param_groups(model, lr, optimizer="muon", base_width=...))',
             )
-        super().add_param_group(param_group)
+        super().add_param_group(param_group | {"axes": _plain_axes(param_group["axes"])})
         group = self.param_groups[-1]
         try:
             _check_group(group)
@@ -157,6 +159,9 @@ class Muon(torch.optim.Optimizer):
                 }
         states = [self.state[p] for p in parameters]
         is_fused = all(p.device.type in _FUSED and p.is_floating_point() for p in parameters)
+        if is_fused:  # a loaded state has the number of steps on the CPU
+            for p, state in zip(parameters, states, strict=True):
+                state["step"] = state["step"].to(p.device)
         adamw(
             parameters,
             [cast("Tensor", p.grad) for p in parameters],
@@ -313,23 +318,61 @@ def _working_dtype(x: Tensor, dtype: OrthogonalDtype) -> torch.dtype:
     return torch.bfloat16 if is_half else torch.float32
 
 
+def _plain_axes(axes: object) -> dict[str, tuple[int, ...]] | None:
+    """The axes of a group as tuples by name, which can be saved and loaded."""
+    if axes is None:
+        return None
+    try:
+        if isinstance(axes, Mapping):
+            axes = MatrixAxes(**{name: tuple(found) for name, found in axes.items()})
+        return asdict(cast("MatrixAxes", axes))
+    except TypeError as error:
+        raise EinlinearError(
+            what=f"the axes of a parameter group are {quote(axes)}",
+            rule="axes are None for AdamW, or the axes of matrices for Muon",
+            fix="give el.MatrixAxes(inputs=(-1,), outputs=(-2,)), or the same as a dict",
+        ) from error
+
+
 def _check_group(group: Mapping[str, Any]) -> None:
     one_of(group["ns_dtype"], "ns_dtype", get_args(OrthogonalDtype))
     whole_number(group["ns_steps"], "ns_steps", 1, 100)
-    for name, low, high in (("lr", 0, None), ("weight_decay", 0, None), ("momentum", 0, 1)):
-        value = group[name]
-        if not value >= low or (high is not None and not value < high):
+    numbers: list[tuple[str, object, float]] = [
+        ("lr", group["lr"], inf),
+        ("weight_decay", group["weight_decay"], inf),
+        ("momentum", group["momentum"], 1.0),
+        *(("a beta", beta, 1.0) for beta in group["betas"]),
+    ]
+    for name, value, end in numbers:
+        is_number = isinstance(value, Real | Tensor)
+        if not (is_number and 0 <= float(cast("float", value)) < end):
             raise EinlinearError(
                 what=f"{name} is {quote(value)}",
-                rule=f"{name} is {low} or more" + ("" if high is None else f", below {high}"),
+                rule=f"{name} is a number of 0 or more, below {end:g}",
                 fix=f"give {name} as a float",
             )
+    for name, count in (("betas", 2), ("ns_coefficients", 3)):
+        if len(group[name]) != count:
+            raise EinlinearError(
+                what=f"{name} is {quote(group[name])}",
+                rule=f"{name} holds {count} numbers",
+                fix=f"leave {name} out, or give {count} floats",
+            )
+    if not group["eps"] > 0:
+        raise EinlinearError(
+            what=f"eps is {quote(group['eps'])}",
+            rule="eps is above 0, so that a gradient of zeros gives no step",
+            fix="leave eps out, or give a small number such as 1e-12",
+        )
     axes = group["axes"]
     if axes is None:
         return
     used = (*axes["inputs"], *axes["outputs"])
+    axis, count = axes["stack"]
     for parameter in group["params"]:
-        if parameter.dim() < -min(used, default=0) or not parameter.is_floating_point():
+        is_whole = parameter.dim() >= -axis and parameter.shape[axis] % count == 0
+        has_axes = parameter.dim() >= -min(used, default=0) and (count == 1 or is_whole)
+        if not has_axes or not parameter.is_floating_point():
             raise EinlinearError(
                 what=f"a parameter has the shape {tuple(parameter.shape)}, the dtype "
                 f"{parameter.dtype} and the axes {axes}",
