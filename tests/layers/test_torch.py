@@ -36,7 +36,7 @@ def assert_same(got, wanted, tolerance=1e-5):
 
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("num_tokens", [4, 300])
+@pytest.mark.parametrize("num_tokens", [4, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_compile_without_breaks(name, num_tokens):
     torch._dynamo.reset()

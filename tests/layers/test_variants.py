@@ -93,10 +93,19 @@ def test_the_oracle_sees_a_changed_factor():
         assert_near(multiply(plan, x, factors, "strided"), torch.from_numpy(expected), 1e-10)
 
 
+CHECKED = ("dense", "low_rank", "btt(rank=2)", "generic", "btt(num_factors=3)")
+
+
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's forward mode uses torch.jit
 @pytest.mark.parametrize("variant", FAST)
-@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in CHECKED else pytest.param(name, marks=pytest.mark.slow)
+        for name in STRUCTURES
+    ],
+)
 def test_gradcheck(name, variant):
     plan = make_plan(STRUCTURES[name], 12, 8)
     x, *factors = inputs(plan, 3)
