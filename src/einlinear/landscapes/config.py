@@ -11,7 +11,7 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.files.whole import as_path
 from einlinear.layers.scaling import Parametrization
 from einlinear.models.choices import ActivationName
-from einlinear.runs.config import OptimizerName
+from einlinear.runs.settings import OptimizerName
 from einlinear.structures.plan import make_plan
 from einlinear.structures.text import parse
 from einlinear.structures.values import one_of, whole_number

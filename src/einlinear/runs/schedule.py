@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import cos, pi
 
-from einlinear.runs.config import RunConfig, Spacing
+from einlinear.runs.config import RunConfig
+from einlinear.runs.settings import Spacing
 
 
 def rate_multiplier(config: RunConfig, step: int) -> float:
