@@ -15,7 +15,7 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.structures.plan import Plan, Step
 
 Optimizer = Literal["adam", "sgd", "muon"]
-ParameterKind = Literal["matrix", "vector", "embedding"]
+ParameterKind = Literal["matrix", "vector", "scalar", "embedding"]
 Parametrization = Literal["naive", "mup"]
 """How a model is initialised, and how its learning rates depend on the width.
 
@@ -93,7 +93,8 @@ class Scaling:
     init_std: standard deviation at initialisation; 0 for a parameter that starts at a constant.
     num_factors: how many factors the layer multiplies; Adam's learning rate is divided by it.
     repeats: how often the layer uses the matrix for one token; only SGD's learning rate needs it.
-    kind: "matrix"; "vector" for biases, gains and norms; "embedding" for a table of vectors.
+    kind: "matrix"; "vector" for biases, gains and norms; "scalar" for numbers that each multiply a
+        whole matrix, as many at every width; "embedding" for a table of vectors.
     init_mean: the mean at initialisation, for example 1 for the gain of a norm; None for a
         parameter that `init_` leaves unchanged.
     head_width: out_features of the layer if it is the model's head, whose output does not grow
@@ -174,6 +175,11 @@ def vector_scaling(width: int, init_mean: float | None = 0.0) -> Scaling:
     return Scaling(1, width, init_std=0.0, kind="vector", init_mean=init_mean)
 
 
+def scalar_scaling(count: int, init_mean: float | None = 1.0) -> Scaling:
+    """The scaling of numbers that each multiply a whole matrix, such as the gains of experts."""
+    return Scaling(1, count, init_std=0.0, kind="scalar", init_mean=init_mean)
+
+
 def embedding_scaling(width: int, init_std: float = EMBEDDING_STD) -> Scaling:
     """The scaling of an embedding, whose standard deviation is the same at every width."""
     return Scaling(1, width, init_std=init_std, kind="embedding")
@@ -234,7 +240,7 @@ def infer_axes(scaling: Scaling, shape: Sequence[int]) -> MatrixAxes | None:
 def adam_rate(scaling: Scaling, lr: float, base: BaseShape) -> float:
     """The learning rate under Adam and relatives, whose steps ignore the scale of gradients.
 
-        matrix: lr * base.fan_in / (num_factors * fan_in)       vector, embedding: lr
+        matrix: lr * base.fan_in / (num_factors * fan_in)       vector, scalar, embedding: lr
 
     Ref: [Y22 Table 3, P24 §4].  Checked by: test_groups.py::test_adam_rates_by_hand.
     """
@@ -249,6 +255,7 @@ def sgd_rate(scaling: Scaling, lr: float, base: BaseShape) -> float:
 
         matrix: lr * (fan_out / (fan_in * repeats)) / (base.fan_out / base.fan_in)
         vector, embedding: lr * fan_out / base.fan_out
+        scalar: lr, since its gradient sums over all outputs
 
     The output of the head does not grow with the model, so a dense one has
     lr * base.fan_in / fan_in, and its bias lr.
@@ -256,6 +263,8 @@ def sgd_rate(scaling: Scaling, lr: float, base: BaseShape) -> float:
     that the tensor has and the factor lacks, XB for A and YA for B where A comes first.
     Ref: [Y23, P24 App. C].  Checked by: test_groups.py::test_sgd_rates_by_hand.
     """
+    if scaling.kind == "scalar":
+        return lr
     if scaling.kind != "matrix":
         return lr * (scaling.fan_out / base.fan_out)
     top, bottom = scaling.fan_out * base.fan_in, scaling.fan_in * scaling.repeats * base.fan_out

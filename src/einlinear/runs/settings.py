@@ -12,7 +12,7 @@ from einlinear.errors import EinlinearError, did_you_mean, quote
 from einlinear.layers.scaling import ExpertNorm, Parametrization
 from einlinear.models.choices import ActivationName, PositionKind
 from einlinear.runs.presets import OWN_FIELDS, Preset, TaskName, presets_of
-from einlinear.structures.values import one_of, whole_number
+from einlinear.structures.values import one_of, true_or_false, whole_number
 
 Schedule = Literal["constant", "cosine", "wsd"]
 Spacing = Literal["geometric", "even"]
@@ -114,13 +114,7 @@ def checked_setting(task: str, name: str, value: object) -> object:
     if name in _CHOICES:
         return check_choice(name, value)
     if name in _FLAGS:
-        if isinstance(value, bool):
-            return value
-        raise EinlinearError(
-            what=f"{name} is {quote(value)}",
-            rule=f"{name} is true or false",
-            fix="give one of the two",
-        )
+        return true_or_false(value, name)
     return _betas(value) if name == "betas" else _text(name, value)
 
 

@@ -107,6 +107,17 @@ def fixed_size(value: object, name: str) -> Fraction | int:
     return size if size > 1 else Fraction(0)
 
 
+def true_or_false(value: object, name: str) -> bool:
+    """Return True or False; anything else is refused, since a text such as "no" counts as true."""
+    if isinstance(value, bool):
+        return value
+    raise EinlinearError(
+        what=f"{name} is {quote(value)}",
+        rule=f"{name} is true or false",
+        fix="give one of the two",
+    )
+
+
 def whole_number(
     value: object, name: str, lowest: int, highest: int | None = None, *, fix: str = ""
 ) -> int:

@@ -125,6 +125,10 @@ def test_bad_rules():
         el.moe("bttt", 4)
     with pytest.raises(el.EinlinearError):
         el.moe(None, 4)
+    for make in (el.moe, lambda *options, **more: el.MoELinear(8, 8, structure="btt", **more)):
+        for value in ("no", 1, None):
+            with pytest.raises(el.EinlinearError, match=r"expert_gain is .*\n.*true or false"):
+                make("btt", num_experts=4, expert_gain=value)
 
 
 def test_converting_twice_leaves_the_head_alone():

@@ -370,7 +370,8 @@ def linear(*names):
         ({"base": linear("Up", "head")}, ["no layer 'up'", "nearest", "'Up'", "narrower"]),
         ({"base": nn.ModuleDict({"up": nn.Embedding(4, 4)})}, ["kind matrix", "kind embedding"]),
         ({"base": {"upp": 4}}, ["'upp' matches no layer", "did you mean 'up'?"]),
-        ({"base": {"up.bias": 4}}, ["the base has no layer 'up'", "'up.bias'"]),
+        ({"base": {"up.bias": 4}}, ["no pattern matches the layer 'up'", "'up.bias'", '"*"']),
+        ({"base": {}}, ["no pattern matches the layer 'up'", "are none"]),
         ({"base": {"up": 0}}, ["base['up'] is 0"]),
         ({"base": {"up": 4.5}}, ["base['up'] is 4.5"]),
         ({"base": {3: 4}}, ["the pattern 3 matches no layer"]),
@@ -395,3 +396,24 @@ def test_experts_and_structures_together():
     for step in layer.plan.steps:
         fan_in = prod(layer.plan.sizes[edge] for edge in step.contracted)
         assert got[f"0.{step.factor}"] == 24 / (2 * fan_in)
+
+
+def test_gains_of_experts_have_one_rate_whatever_the_form_of_the_base():
+    """A gain multiplies a whole matrix: by theory its rate under SGD is lr at every width."""
+
+    def mixture(width):
+        options = {"structure": "btt", "num_experts": 3, "expert_gain": True}
+        return nn.ModuleDict({"a": MoELinear(width, width, **options), "b": nn.Linear(width, 8)})
+
+    forms = [
+        {"base_width": 16},
+        {"base_width": 16, "width": 64},
+        {"base": mixture(16)},
+        {"base": nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Linear(16, 8)})},
+    ]
+    for head in ((), "a"):
+        for form in forms:
+            got = multipliers(mixture(64), optimizer="sgd", head=head, **form)
+            assert got["a.gain"] == 1.0, (head, form)
+    for form in [*forms, {"base": {"*": 16}}]:
+        assert multipliers(mixture(64), **form)["a.gain"] == 1.0

@@ -9,7 +9,7 @@ from torch import nn
 
 import einlinear as el
 from einlinear import EinlinearError
-from einlinear.models.mup.check import slope
+from einlinear.models.mup.check import _OPTIMIZERS, slope
 from einlinear.models.mup.check_result import CheckRow, CoordinateCheck
 from kit.small_models import STRUCTURES, Perceptron, Transformer, tokens, vectors
 
@@ -74,6 +74,25 @@ def test_branches_that_start_at_zero():
     assert start["blocks.0.query"].changes == (0.0, 0.0)
     last = {row.layer: row for row in result.last_rows}
     assert min(last["blocks.0.out"].changes) > 0
+
+
+@pytest.mark.parametrize(
+    ("base", "optimizer"),
+    [(lambda: Perceptron(32, "dense"), "adam"), (lambda: Perceptron(32, "dense"), "sgd"),
+     (lambda: {"input": 16, "*": 32}, "adam")],
+)  # fmt: skip
+def test_a_base_as_param_groups_takes_it(monkeypatch, base, optimizer):
+    """The rates of its groups are those of param_groups with the same base."""
+    seen, real = [], torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
+    monkeypatch.setitem(_OPTIMIZERS, optimizer, lambda g, lr: seen.append(g) or real(g, lr=lr))
+    options = {"widths": (64, 128), "seeds": 1, "steps": 1, "optimizer": optimizer}
+    result = check(Perceptron, "btt", base=base(), **options)
+    assert "at the base's widths" in result.title
+    for width, got in zip((64, 128), seen, strict=True):
+        wanted = el.param_groups(Perceptron(width, "btt"), 0.01, base=base(), optimizer=optimizer)
+        assert [group["lr"] for group in got] == [group["lr"] for group in wanted]
+    with pytest.raises(EinlinearError, match="both base and base_width"):
+        check(Perceptron, "btt", base=base(), base_width=32, **options)
 
 
 def test_what_is_measured_is_what_happened():

@@ -179,6 +179,30 @@ def test_gradients_of_any_size_make_the_same_step():
     torch.testing.assert_close(got[0], wanted[0])
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 6), (3, 1, 6)])
+def test_squares_of_gradients_neither_overflow_nor_vanish(shape):
+    matrices = torch.randn(shape)
+    matrices[2] = 0
+    wanted = orthogonalised(matrices)
+    for size in (2.0**83, 2.0**126, 2.0**-30, 2.0**-110):  # the first is about 1e25
+        assert torch.equal(orthogonalised(matrices * size, eps=0 if size < 1 else 1e-12)[:2],
+                           wanted[:2])  # fmt: skip
+    mixed = matrices * torch.tensor([1e25, 1e-30, 1.0])[:, None, None]  # each on its own
+    torch.testing.assert_close(orthogonalised(mixed, eps=1e-37), wanted)
+    tiny = orthogonalised(torch.full((1, 1, 4), 1e-30))  # smaller than eps: a smaller step
+    torch.testing.assert_close(tiny, torch.full((1, 1, 4), 1e-18), atol=0, rtol=1e-5)
+    huge = orthogonalised(matrices.double() * 1e200)
+    torch.testing.assert_close(huge, orthogonalised(matrices.double()))
+
+
+def test_muon_steps_as_far_with_huge_gradients():
+    model = nn.Linear(6, 4, bias=False)
+    before = model.weight.detach().clone()
+    model.weight.grad = 1e25 * torch.randn(4, 6)
+    el.Muon(el.param_groups(model, LR, optimizer="muon", base_width=6)).step()
+    assert (model.weight.detach() - before).norm() > 0.5 * LR
+
+
 def test_precisions():
     matrices = torch.randn(3, 8, 16)
     exact = orthogonalised(matrices.double())

@@ -29,13 +29,14 @@ from einlinear.layers.scaling import (
     Scaling,
     factor_scaling,
     matrix_scaling,
+    scalar_scaling,
     vector_scaling,
 )
 from einlinear.structures.named import dense
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
-from einlinear.structures.values import one_of
+from einlinear.structures.values import one_of, true_or_false
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": gelu, "relu": relu, "silu": silu}
 
@@ -102,7 +103,7 @@ class MoELinear(Routed):
             self.gate = Gate(self.in_features, self.num_experts, device=device, dtype=dtype)
         self.bias = nn.Parameter(empty) if bias else None
         self.gain: nn.Parameter | None = None
-        if expert_gain:
+        if true_or_false(expert_gain, "expert_gain"):
             self.gain = nn.Parameter(torch.empty(len(self._names), device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -122,7 +123,7 @@ class MoELinear(Routed):
         if self.bias is not None:
             scaling["bias"] = vector_scaling(self.out_features)
         if self.gain is not None:
-            scaling["gain"] = vector_scaling(len(self._names), init_mean=1.0)
+            scaling["gain"] = scalar_scaling(len(self._names))
         return scaling
 
     def reset_parameters(self) -> None:

@@ -10,7 +10,7 @@ from einlinear.layers.scaling import ExpertNorm
 from einlinear.models.convert.heads import Heads
 from einlinear.structures.structure import Structure, check_structure
 from einlinear.structures.text import parse
-from einlinear.structures.values import one_of
+from einlinear.structures.values import one_of, true_or_false
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Experts:
             check_structure(self.structure)
         expert_counts(self.num_experts, self.num_active)
         one_of(self.expert_norm, "expert_norm", get_args(ExpertNorm))
+        true_or_false(self.expert_gain, "expert_gain")
 
 
 def moe(

@@ -61,6 +61,9 @@ class Base:
                 fix='give base=make_model(64), base={"*.down": 256, "*": 64}, or base_width=64',
             )
 
+    def __str__(self) -> str:
+        return "the base's widths" if self.base_width is None else f"base width {self.base_width}"
+
 
 def base_shapes(
     model: nn.Module, facts: tuple[Fact, ...], base: Base, optimizer: Optimizer
@@ -150,8 +153,17 @@ def _from_table(
         elif found:
             shapes.append(BaseShape(found[0], 0))
         else:
-            _refuse_missing(fact.owners[0] or fact.name, list(sizes))
+            _refuse_unmatched(fact.owners[0] or fact.name, sizes)
     return tuple(shapes)
+
+
+def _refuse_unmatched(layer: str, sizes: Mapping[str, int]) -> None:
+    raise EinlinearError(
+        what=f"base: no pattern matches the layer {quote(layer)}; the patterns are "
+        f"{listed([repr(pattern) for pattern in sizes], 8) or 'none'}",
+        rule="a table gives every layer with matrices its in_features in the base",
+        fix=f'add {{"{layer}": in_features}}, or a last pattern "*" for all other layers',
+    )
 
 
 def _full_names(fact: Fact) -> list[str]:
@@ -187,7 +199,7 @@ def _like_model(
     shapes = []
     for fact in facts:
         kind = fact.scaling.kind
-        if kind != "matrix" and optimizer != "sgd":
+        if kind == "scalar" or (kind != "matrix" and optimizer != "sgd"):
             shapes.append(BaseShape(1, 0))  # its rate is lr
             continue
         found: dict[BaseShape, str] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite, log2
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.scaling import Optimizer, Parametrization
+from einlinear.models.mup.base import Base
 from einlinear.models.mup.check_result import CheckRow, CoordinateCheck
 from einlinear.models.mup.groups import param_groups, plain_groups
 from einlinear.models.mup.init import apply_init_, plan_init
@@ -39,6 +40,7 @@ def coordinate_check(
     loss: LossFunction | None = None,
     steps: int = 4,
     lr: float = 0.01,
+    base: nn.Module | Mapping[str, int] | None = None,
     base_width: int | None = None,
     optimizer: Optimizer = "adam",
     parametrization: Parametrization = "mup",
@@ -64,8 +66,10 @@ def coordinate_check(
             targets are classes, otherwise the mean squared error.
         steps: number of training steps; at least two if the head starts at zero, because only the
             head moves in the first step.
-        lr: the learning rate at the base width.
-        base_width: the smallest of the widths by default.
+        lr: the learning rate of the base.
+        base: the model at the width at which you tuned lr, or a table of in_features by pattern,
+            as in `param_groups`; instead of base_width.
+        base_width: the width at which you tuned lr; the smallest of the widths by default.
         optimizer: "adam", "sgd" or "muon".
         parametrization: "mup" uses `init_` and `param_groups`; "naive" is what most models do:
             every matrix starts with standard deviation 1 / sqrt(fan_in), and all parameters share
@@ -79,7 +83,9 @@ def coordinate_check(
     """
     widths = _checked_widths(widths)
     make_optimizer = _OPTIMIZERS[one_of(optimizer, "optimizer", tuple(_OPTIMIZERS))]
-    base = widths[0] if base_width is None else base_width
+    if base is None and base_width is None:
+        base_width = widths[0]
+    given = Base(base, base_width)
     steps, seeds = whole_number(steps, "steps", 1), whole_number(seeds, "seeds", 1)
 
     def run(width: int, seed: int) -> _Run:
@@ -88,7 +94,14 @@ def coordinate_check(
             model = make_model(width)
             apply_init_(model, plan_init(model, zero=zero, parametrization=parametrization))
             if parametrization == "mup":
-                groups = param_groups(model, lr, base_width=base, optimizer=optimizer, head=head)
+                groups = param_groups(
+                    model,
+                    lr,
+                    base=given.model,
+                    base_width=given.base_width,
+                    optimizer=optimizer,
+                    head=head,
+                )
             else:
                 groups = plain_groups(model, lr, optimizer=optimizer)
             data = batch(width) if callable(batch) else batch
@@ -97,7 +110,7 @@ def coordinate_check(
 
     runs = {width: [run(width, seed) for seed in range(seeds)] for width in widths}
     _check_layers(runs)
-    title = f"{parametrization}, {optimizer}, lr {lr:g} at base width {base}, {steps} steps"
+    title = f"{parametrization}, {optimizer}, lr {lr:g} at {given}, {steps} steps"
     return CoordinateCheck(_rows(runs), widths, bound, shrink_bound, title)
 
 

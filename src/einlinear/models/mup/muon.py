@@ -297,9 +297,7 @@ def orthogonalised(
     Ref: [J24].  Checked by: test_muon.py::test_singular_values_follow_the_polynomial.
     """
     exact = torch.promote_types(matrices.dtype, torch.float32)
-    x = matrices.to(exact)
-    norms: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    x = x / norms.clamp(min=eps)
+    x = _normalised(matrices.to(exact), eps)
     if min(x.shape[-2:]) <= 1 or not len(x):
         return x
     x = x.to(_working_dtype(x, dtype))
@@ -309,6 +307,22 @@ def orthogonalised(
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
     return x
+
+
+def _normalised(x: Tensor, eps: float) -> Tensor:
+    """Divide every matrix by its Frobenius norm, or by eps if that is larger.
+
+    The squares of large numbers overflow, those of small ones vanish. So every matrix is first
+    multiplied by a power of two, which rounds nothing and brings its largest number to about 1.
+    """
+    if not x.numel():
+        return x
+    largest: Tensor = torch.linalg.vector_norm(x, ord=inf, dim=(-2, -1), keepdim=True)
+    most = 1000 if x.dtype == torch.float64 else 100  # both powers are normal numbers
+    power = torch.exp2(-torch.frexp(largest).exponent.clamp(-most, most).to(x.dtype))
+    x = x * power
+    norms: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return x / torch.maximum(norms, eps * power)
 
 
 def _working_dtype(x: Tensor, dtype: OrthogonalDtype) -> torch.dtype:
