@@ -63,13 +63,21 @@ def test_what_makes_other_layers_is_another_structure():
         {"weight_norm": False},
         {"convert_head": True},
         {"optimizer": "muon"},
+        {"weight_decay": 0.1, "decay": "standard"},
+        {"num_experts": 8},
+        {"num_experts": 8, "expert_norm": "together"},
+        {"num_experts": 8, "expert_gain": True, "optimizer": "muon"},
     )
     records = [replace(one, config=replace(one.config, **kind)) for kind in kinds]
     data = el.Observations.from_records(records)
-    variants = ("", "head-aligned", "without norm", "with head", "muon")
+    variants = ("", "head-aligned", "without norm", "with head", "muon", "standard decay")
+    variants += ("moe 2/8", "moe 2/8 norm together", "moe 2/8 gains muon")
     assert data.structures == tuple(f"btt {variant}".rstrip() for variant in variants)
     assert set(data.more["base_structure"]) == {"btt"}
     assert set(data.more["variant"]) == set(variants)
+    alike = [{"decay": "standard"}, {"expert_gain": True, "expert_norm": "together"}]  # no effect
+    records = [replace(one, config=replace(one.config, **kind)) for kind in alike]
+    assert el.Observations.from_records(records).structures == ("btt",)
     sizes = [replace(one, config=replace(one.config, depth=d, lr=r)) for d, r in ((1, 0.1), (2, 1))]
     data = el.Observations.from_records(sizes)
     assert (data.structures, len(set(data.group))) == (("btt",), 2)

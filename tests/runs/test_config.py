@@ -9,6 +9,7 @@ import einlinear as el
 from einlinear import EinlinearError, RunConfig, load_config
 from einlinear.layers.scaling import ADAM_SHARE
 from einlinear.runs.config import NOT_IN_ID
+from einlinear.structures.sizes import SIZES_RULE
 
 TASKS = ("text", "pixels", "regression", "cifar")
 
@@ -43,6 +44,8 @@ def test_files_keep_a_config(tmp_path_factory, config):
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(configs())
 def test_the_id_knows_every_field_that_counts(config):
+    more = {"num_experts": 16, "weight_norm": True, "schedule": "wsd", "weight_decay": 0.1}
+    config = replace(config, **more)  # so that every setting has an effect
     changes = {
         "task": None,  # other fields follow from it
         "data": "other",
@@ -55,7 +58,8 @@ def test_the_id_knows_every_field_that_counts(config):
         "parametrization": "naive",
         "head_init": "small",
         "optimizer": "muon",
-        "schedule": "wsd",
+        "schedule": "cosine",
+        "decay": "standard",
         "eval_spacing": "even" if config.eval_spacing == "geometric" else "geometric",
         "precision": "bfloat16" if config.precision == "float32" else "float32",
         "device": "cuda",
@@ -103,7 +107,7 @@ def test_the_id_is_that_of_the_values_not_of_how_they_were_given():
 def test_fields_that_later_versions_added_leave_old_ids_and_files_as_they_were():
     """The id and the fields were written by the version before parametrization and the others."""
     config = RunConfig(task="cifar", structure="btt", seed=3)
-    assert config.id == "f53e420e8a5e75a1"
+    assert config.earlier_id == "f53e420e8a5e75a1"
     added = {"parametrization", "activation", "pool", "save_model"}
     assert not added & config.as_dict().keys()
     assert not any(name in config.to_toml() for name in added)
@@ -131,7 +135,8 @@ def test_runs_of_earlier_versions_keep_the_settings_and_the_id_that_they_had():
     assert (read.num_heads, read.bias, read.zero_query, read.scale_branches, read.tf32) == (
         (None, False, False, True, False)
     )
-    assert read.id == "c6c9381dac800585"
+    assert read.earlier_id == "c6c9381dac800585"
+    assert RunConfig.from_dict(earlier | {"structure": "dense"}).id == "5e152ea3abf605ea"
     for text in (read.to_json(), json.dumps(earlier)):
         assert RunConfig.from_dict(json.loads(text)) == read
 
@@ -145,6 +150,27 @@ def test_a_setting_of_earlier_versions_is_kept_where_the_preset_has_another(tmp_
     for name, text in (("a.json", config.to_json()), ("a.toml", config.to_toml())):
         (tmp_path / name).write_text(text, encoding="utf-8")
         assert load_config(tmp_path / name) == config
+
+
+def test_the_id_holds_the_rule_of_sizes_if_the_run_has_a_structure(monkeypatch):
+    runs = [{}, {"num_experts": 4}, {"structure": "btt"}, {"structure": "btt", "num_experts": 4}]
+    before = [RunConfig(**run).id for run in runs]
+    assert before[0] == "5262341ae51c2b96"
+    monkeypatch.setattr("einlinear.runs.identity.SIZES_RULE", SIZES_RULE + 1)
+    after = [RunConfig(**run).id for run in runs]
+    assert [a == b for a, b in zip(after, before, strict=True)] == [True, True, False, False]
+    assert RunConfig(structure="btt").id != RunConfig(structure="btt").earlier_id
+
+
+def test_the_id_follows_how_the_head_starts_not_the_name_auto(monkeypatch):
+    naive = {"parametrization": "naive"}
+    before = RunConfig().id, RunConfig(head_init="small").id
+    assert before[0] != before[1]
+    monkeypatch.setattr("einlinear.runs.identity.head_start", lambda *given: "small")
+    assert RunConfig().id == before[1]
+    monkeypatch.undo()
+    assert RunConfig(head_init="usual").id != RunConfig(head_init="zero").id == before[0]
+    assert RunConfig(head_init="zero", **naive).id != RunConfig(head_init="usual", **naive).id
 
 
 def test_experts_are_in_the_id():
@@ -228,6 +254,7 @@ def test_the_warm_up_of_short_runs():
         ({"task": "cifar", "base_expansion": 4}, ["base_expansion is 4", "regression"]),
         ({"fixed_input": True}, ["fixed_input is True", "regression and cifar"]),
         ({"head_init": "zeros"}, ["head_init is 'zeros'", "'zero'"]),
+        ({"decay": "none"}, ["decay is 'none'", "independent"]),
     ],
 )
 def test_bad_values(settings, words):

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from functools import lru_cache
+from hashlib import sha256
 from itertools import permutations, product
 from math import ceil, floor, log, prod
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import einlinear as el
 from cases import PAPER_THETAS, STRUCTURES, WIDTHS, structures
 from einlinear import EinlinearError, Structure
-from einlinear.structures.sizes import choose_sizes, rank_bound
+from einlinear.structures.sizes import SIZES_RULE, choose_sizes, rank_bound
 
 MIRRORS = [(1, 3), (2, 4), (11, 12)]  # rows of PAPER_THETAS
 
@@ -299,3 +300,13 @@ def test_tiny_widths_are_padded_rather_than_left_without_rank():
 def test_a_side_with_one_free_edge_is_never_padded(text, d_in, d_out):
     plan = el.make_plan(el.parse(text), d_in, d_out)
     assert (plan.d_in_padded, plan.d_out_padded) == (d_in, d_out)
+
+
+def test_other_sizes_need_another_rule():
+    """If this fails, raise SIZES_RULE: a run must not resume with the sizes of another version."""
+    texts = ["btt", "btt(rank=3)", "low_rank(rank=d/8)", "kronecker", "tensor_train",
+             "monarch(num_factors=3)", "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)"]  # fmt: skip
+    widths = [(16, 16), (64, 256), (96, 96), (257, 64), (768, 3072), (1000, 1000)]
+    sizes = [choose_sizes(el.parse(text), *pair) for text in texts for pair in widths]
+    digest = sha256(repr(sizes).encode()).hexdigest()[:16]
+    assert (SIZES_RULE, digest) == (2, "da3bf44c0df4f452")

@@ -1,12 +1,16 @@
 """The model of a run: its weights are drawn once, from the seed of the run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from einlinear.models.mup.groups import scaling_table
 from einlinear.models.mup.init import init_
 from einlinear.runs.config import RunConfig
+from einlinear.runs.schedule import rate_multiplier
 from einlinear.training.model import _allocate_, base_inputs, make_model, make_shape
+from einlinear.training.state import make_optimizer
 
 GPT = {"width": 32, "depth": 2, "head_size": 16}
 CONFIGS = {
@@ -106,3 +110,77 @@ def test_how_the_head_of_a_run_starts(parametrization):
     # 256,000 draws have their deviation to within 1 / sqrt(512000); five times that is 0.7 %.
     assert float(heads["small"].std()) == pytest.approx(8 / 256, rel=0.007)
     assert float(heads["usual"].std()) == pytest.approx(1 / 16, rel=0.007)
+
+
+ALIKE = [
+    ({}, {"num_active": 1}),
+    ({}, {"balance": 0.5}),
+    ({}, {"expert_norm": "together"}),
+    ({}, {"expert_gain": True}),
+    ({}, {"head_init": "zero"}),
+    ({}, {"num_heads": 2, "head_size": None}),
+    ({}, {"decay": "standard"}),
+    ({}, {"final_rate": 0.5}),
+    ({"schedule": "cosine"}, {"decay_share": 0.5}),
+    ({"optimizer": "muon", "weight_decay": 0.1}, {"base_expansion": 4}),
+    ({"parametrization": "naive"}, {"base_expansion": 4}),
+    ({"parametrization": "naive"}, {"head_init": "usual"}),
+    ({"parametrization": "naive", "weight_decay": 0.1}, {"decay": "standard"}),
+    ({"parametrization": "naive", "task": "cifar"}, {"fixed_input": True}),
+    ({"optimizer": "muon", "task": "cifar", "weight_decay": 0.1}, {"fixed_input": True}),
+    ({"experts": "ffn", "num_experts": 3}, {"expert_norm": "together", "expert_gain": True}),
+    ({"num_experts": 3, "weight_norm": False}, {"expert_norm": "together"}),
+]
+
+
+def start_of(config):
+    """All that a run starts with: weights, rates and decays by parameter, and the schedule."""
+    model = make_model(config, (96, 64))
+    rates = {
+        id(p): (group["lr"], group["weight_decay"])
+        for group in make_optimizer(config, model).param_groups
+        for p in group["params"]
+    }
+    weights = {name: p.detach().numpy().tobytes() for name, p in model.named_parameters()}
+    schedule = [rate_multiplier(config, step) for step in range(0, config.steps, 7)]
+    return weights, {name: rates[id(p)] for name, p in model.named_parameters()}, schedule
+
+
+@pytest.mark.parametrize(("settings", "change"), ALIKE, ids=lambda given: " ".join(given) or "-")
+def test_settings_without_an_effect_are_not_in_the_id(settings, change):
+    """Such runs start the same and train the same, and any other value would do."""
+    own = GPT if settings.get("task", "text") == "text" else {"width": 16}
+    one, other = (RunConfig(**own | settings | more) for more in ({}, change))
+    assert one != other
+    assert one.id == other.id
+    assert start_of(one) == start_of(other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    [
+        ({"weight_decay": 0.1}, {"decay": "standard"}),
+        ({"weight_decay": 0.1, "optimizer": "muon"}, {"decay": "standard"}),
+        ({}, {"base_expansion": 4}),
+        ({}, {"head_init": "usual"}),
+        ({"schedule": "cosine"}, {"final_rate": 0.5}),
+        ({"schedule": "wsd"}, {"decay_share": 0.5}),
+        ({"num_experts": 3}, {"expert_gain": True}),
+    ],
+    ids=str,
+)
+def test_settings_with_an_effect_are_in_the_id(settings, change):
+    one, other = (RunConfig(**GPT | {"width": 64} | settings | more) for more in ({}, change))
+    assert one.id != other.id
+    assert start_of(one) != start_of(other)
+
+
+def test_the_decay_of_a_run_is_that_of_param_groups():
+    config = RunConfig(width=64, base_width=32, weight_decay=0.1, decay="standard", depth=1)
+    model = make_model(config, (96, 64))
+    groups = make_optimizer(config, model).param_groups
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.1}
+    config = replace(config, decay="independent")
+    groups = make_optimizer(config, model).param_groups
+    decays = {round(group["weight_decay"] * group["lr"], 12) for group in groups}
+    assert decays == {0.0, round(0.1 * config.lr, 12)}

@@ -1,6 +1,7 @@
 """Runs that are stopped at any moment go on as if they had not been."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import pytest
 
 import einlinear as el
 from einlinear import EinlinearError
-from einlinear.runs.directory import RunDirectory, read_record
+from einlinear.files.tensors import read_tensors, write_tensors
+from einlinear.runs.directory import MODEL, RunDirectory, read_record
 from einlinear.runs.schedule import log_interval
-from einlinear.training.checkpoint import load_checkpoint
+from einlinear.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from einlinear.training.load import load_writer
 from einlinear.training.train import train
 from kit.forked import context
@@ -242,3 +244,49 @@ def test_a_run_stopped_before_its_record_keeps_its_accuracy(tmp_path, monkeypatc
     straight = el.train(config, out=tmp_path / "straight")
     assert resumed.accuracy == straight.accuracy is not None
     assert resumed.train_loss == straight.train_loss
+
+
+def with_other_sizes(tensors):
+    """The tensors as a version would have written them that chose other sizes for one factor."""
+    return {
+        name: tensor.reshape(2, -1, *tensor.shape[2:])
+        if name.endswith("q_proj.A") and tensor.dim()  # the number of steps has no axes
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def rewrite_checkpoint(folder, config, change=lambda tensors: tensors):
+    """Rewrite the last checkpoint as an earlier version would have, with its id of the run."""
+    held = load_checkpoint(folder)
+    values = held.values | {"config": config.earlier_id}
+    save_checkpoint(folder, Checkpoint(held.step, change(held.tensors), values))
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_weights_of_a_version_that_chose_other_sizes(tmp_path, is_finished):
+    config = tiny(**PLAIN, steps=8)
+    if is_finished:
+        record = train(config, tmp_path)
+        weights = with_other_sizes(read_tensors(tmp_path / MODEL))
+        seal = write_tensors(tmp_path / MODEL, weights)
+        RunDirectory(tmp_path).write_record(record, seal)
+    else:
+        assert killed(config, tmp_path, "in a step", 7)
+        rewrite_checkpoint(tmp_path / "checkpoints", config, with_other_sizes)
+    uses = [load_writer] if is_finished else [load_writer, lambda out: train(config, out)]
+    for use in uses:
+        with pytest.raises(EinlinearError) as caught:
+            use(tmp_path)
+        shapes = r"blocks\.0\.attention\.q_proj\.A has the shape \(2, .*; in the model .* \(4, "
+        assert re.search(shapes, caught.value.what)
+        assert "older version of einlinear chose other sizes" in caught.value.rule
+        assert "version that started the run" in caught.value.fix
+
+
+def test_runs_of_earlier_versions_resume_where_sizes_are_the_same(tmp_path, whole_run):
+    config = tiny(**PLAIN)
+    assert killed(config, tmp_path, "in a step", 18)
+    rewrite_checkpoint(tmp_path / "checkpoints", config)
+    train(config, tmp_path)
+    assert_same(whole_run[0], tmp_path)

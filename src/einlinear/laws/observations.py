@@ -29,8 +29,8 @@ _COLUMNS = ("run", "compute", "loss", "structure", "seed", "group", "size")
 class StructureLabel(NamedTuple):
     """A structure, as its first record spells it, and what else sets its runs apart.
 
-    variant: experts, head alignment, a converted head, no weight norm, Muon; "" for plain layers
-        that AdamW trains.
+    variant: experts with their norm and gains, head alignment, a converted head, no weight norm,
+        Muon, standard decay; "" for plain layers that AdamW trains.
     """
 
     structure: str
@@ -347,9 +347,15 @@ def structure_label(config: RunConfig, spelling: dict[str, str]) -> StructureLab
     if config.num_experts:
         kind = "ffn-moe" if config.experts == "ffn" else "moe"
         variant.append(f"{kind} {config.num_active}/{config.num_experts}")
+        if config.experts == "linear":
+            is_together = config.weight_norm and config.expert_norm == "together"
+            variant += ["norm together"] if is_together else []
+            variant += ["gains"] if config.expert_gain else []
     if name != "dense" or variant:
         variant += ["head-aligned"] if config.head_aligned else []
         variant += ["with head"] if config.convert_head else []
         variant += [] if config.weight_norm else ["without norm"]
     variant += ["muon"] if config.optimizer == "muon" else []
+    has_decay = config.weight_decay > 0 and config.parametrization == "mup"
+    variant += ["standard decay"] if has_decay and config.decay == "standard" else []
     return StructureLabel(name, " ".join(variant))

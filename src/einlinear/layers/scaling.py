@@ -41,6 +41,16 @@ small: standard deviation sqrt(base_width) / fan_in, so that outputs have unit v
 usual: standard deviation 1 / sqrt(fan_in) for every matrix, so that outputs have unit variance.
 """
 
+Decay = Literal["independent", "standard"]
+"""How the weight decay of matrices follows their learning rates.
+
+Optimizers multiply weight decay by the learning rate, which µP lowers as the width grows.
+
+independent: weight_decay * lr / rate, so that a step decays by the same share at every width.
+    Ref: [W24, K25].
+standard: weight_decay itself, so that the decay per step falls with the rate.
+"""
+
 ADAM_SHARE = 0.5
 """The learning rate of AdamW as a share of Muon's, for all that Muon leaves to AdamW.
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from hashlib import sha256
 from typing import Any
 
 from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
 from einlinear.files.whole import toml_text
-from einlinear.layers.scaling import ADAM_SHARE, EMBEDDING_STD, ExpertNorm, Parametrization
+from einlinear.layers.scaling import ADAM_SHARE, EMBEDDING_STD, Decay, ExpertNorm, Parametrization
 from einlinear.models.choices import ActivationName, PositionKind
+from einlinear.runs.identity import canonical_text, deciding_values, with_one_structure
 from einlinear.runs.presets import OWN_FIELDS, SEQUENCE_TASKS, Preset, TaskName, preset_values
 from einlinear.runs.settings import (
     HEAD_SETTINGS,
@@ -30,8 +30,6 @@ from einlinear.runs.settings import (
     check_preset,
     checked_setting,
 )
-from einlinear.structures.named import dense
-from einlinear.structures.text import parse
 from einlinear.structures.values import whole_number
 
 NOT_IN_ID = ("preset", "checkpoint_every", "save_model", "shard")
@@ -59,6 +57,7 @@ _ADDED = {
     "fixed_input": False,
     "head_init": "auto",
     "optimizer": "adamw",
+    "decay": "independent",
 }
 """Fields that earlier versions did not have, with the values that those versions used.
 
@@ -135,6 +134,8 @@ class RunConfig:
         final_rate: where cosine and wsd end, as a share of the learning rate.
         betas: betas of AdamW.
         weight_decay: weight decay at the base width.
+        decay: how it follows the learning rates of µP: "independent", each step decays matrices by
+            the same share at every width, or "standard", by a share that falls with the rate.
         grad_clip: largest norm of the gradient; 0 for no limit.
         precision: float32, or bfloat16 by autocast.
         tf32: whether GPUs may multiply float32 matrices in TF32; no effect on a CPU.
@@ -199,6 +200,7 @@ class RunConfig:
     final_rate: float = 0.0
     betas: tuple[float, float] = _BY_PRESET
     weight_decay: float = _BY_PRESET
+    decay: Decay = "independent"
     grad_clip: float = _BY_PRESET
     precision: Precision = _BY_PRESET
     tf32: bool = _BY_PRESET
@@ -241,7 +243,7 @@ class RunConfig:
 
     def _check_together(self) -> None:
         """Check fields that depend on each other."""
-        _one_form(self.structure)
+        canonical_text(self.structure)
         if self.num_experts:
             fix = f"give an int from 1 to num_experts, which is {self.num_experts}"
             whole_number(self.num_active, "num_active", 1, self.num_experts, fix=fix)
@@ -300,22 +302,29 @@ class RunConfig:
 
     @property
     def id(self) -> str:
-        """A short hash of all fields except NOT_IN_ID."""
-        values = {k: v for k, v in self.as_dict().items() if k not in NOT_IN_ID}
-        values = {k: v for k, v in values.items() if k not in _ADDED or v not in (None, _ADDED[k])}
-        if self.structure != "dense":
-            values["structure"] = _one_form(self.structure)
-        elif self.num_experts:
-            values["structure"] = str(dense())
-        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        """A short hash of what decides the run's numbers: fields with an effect, not NOT_IN_ID."""
+        return _hash(deciding_values(self._values()))
+
+    @property
+    def earlier_id(self) -> str:
+        """The id of the run in versions whose ids also held settings without an effect.
+
+        They did not hold the rule of sizes: such a run is the same only if its shapes are.
+        """
+        return _hash(with_one_structure(self._values()))
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values, without fields in _ADDED that need not be stored."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = self._values()
         preset = preset_values(self.task, self.preset)
         for name, value in _ADDED.items():
             if values[name] in (None, value) and preset.get(name) in (None, value):
                 del values[name]
+        return values
+
+    def _values(self) -> dict[str, Any]:
+        """All fields as plain JSON values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {"betas": list(self.betas)}
 
     def to_json(self) -> str:
@@ -352,7 +361,11 @@ class RunConfig:
         return cls(**values)  # type: ignore[arg-type]
 
 
-@cache
-def _one_form(structure: str) -> str:
-    """The canonical text of a structure; raises if it is not one."""
-    return str(parse(structure))
+def _hash(values: Mapping[str, Any]) -> str:
+    """The id of these values. A field of _ADDED counts if earlier versions had no such value."""
+    counting = {
+        name: value
+        for name, value in values.items()
+        if name not in NOT_IN_ID and (name not in _ADDED or value not in (None, _ADDED[name]))
+    }
+    return sha256(json.dumps(counting, sort_keys=True).encode()).hexdigest()[:16]

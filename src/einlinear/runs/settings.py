@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote
-from einlinear.layers.scaling import ExpertNorm, Parametrization
+from einlinear.layers.scaling import Decay, ExpertNorm, Parametrization
 from einlinear.models.choices import ActivationName, PositionKind
 from einlinear.runs.presets import OWN_FIELDS, Preset, TaskName, presets_of
 from einlinear.structures.values import one_of, true_or_false, whole_number
@@ -70,6 +70,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "parametrization": get_args(Parametrization),
     "head_init": get_args(HeadStart),
     "optimizer": get_args(OptimizerName),
+    "decay": get_args(Decay),
     "schedule": get_args(Schedule),
     "eval_spacing": get_args(Spacing),
     "precision": get_args(Precision),

@@ -24,6 +24,14 @@ from einlinear.structures.values import Share
 TOLERANCE = 0.15 + 1e-9
 """The largest distance of log(size) / log(width) from its exponent in a close factorisation."""
 
+SIZES_RULE = 2
+"""The number of the rule, part of the id of every run with a structure.
+
+Raise it with every change after which a structure has other sizes at some widths, in
+`choose_sizes` or in `heads`: then no run resumes with the sizes of another rule.
+Rule 1 was that of development versions, which chose the sizes of each side on its own.
+"""
+
 # The penalty of a choice is log(macs / ideal macs)**2 plus these. docs/sizes.md explains them.
 _FAR = 0.1  # if macs / ideal macs is outside of _LIMITS
 _LIMITS = (0.85, 1.2)

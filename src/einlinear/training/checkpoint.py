@@ -7,6 +7,7 @@ checksums of the first and of itself, which reveal truncated, mixed-up or damage
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ class Checkpoint:
     step: int
     tensors: dict[str, Tensor]
     values: dict[str, Any]
+
+    def weights(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with the prefix, without it."""
+        held = self.tensors.items()
+        return {k.removeprefix(prefix): v for k, v in held if k.startswith(prefix)}
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -71,8 +77,11 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def check_owner(checkpoint: Checkpoint, config: RunConfig, directory: Path) -> None:
-    """Refuse a checkpoint of a run with other settings."""
-    if checkpoint.values["config"] != config.id:
+    """Refuse a checkpoint of a run with other settings.
+
+    Checkpoints of earlier versions have earlier ids; `check_shapes` finds those with other sizes.
+    """
+    if checkpoint.values["config"] not in (config.id, config.earlier_id):
         raise EinlinearError(
             what=f"the checkpoint of step {checkpoint.step} in {directory} is of a run with other "
             "settings: config.json has changed since",
@@ -80,6 +89,21 @@ def check_owner(checkpoint: Checkpoint, config: RunConfig, directory: Path) -> N
             fix="restore config.json, or delete it and give the command of the run again; "
             "new settings go into another directory",
         )
+
+
+def check_shapes(
+    held: Mapping[str, Tensor], parameters: Mapping[str, Tensor], directory: Path
+) -> None:
+    """Refuse stored weights whose shapes are not those of the model's parameters."""
+    for name, parameter in parameters.items():
+        if name in held and held[name].shape != parameter.shape:
+            raise EinlinearError(
+                what=f"in {directory}, {name} has the shape {tuple(held[name].shape)}; in the "
+                f"model it has the shape {tuple(parameter.shape)}",
+                rule="an older version of einlinear chose other sizes for the structure of this "
+                "run; weights fit only the sizes with which they were trained",
+                fix="use the version that started the run, or train it again in another directory",
+            )
 
 
 def remove_later(folder: Path, step: int) -> None:

@@ -14,7 +14,7 @@ from einlinear.files.tensors import read_tensors
 from einlinear.models.gpt import GPT
 from einlinear.runs.config import RunConfig
 from einlinear.runs.directory import MODEL, RunDirectory, damaged
-from einlinear.training.checkpoint import check_owner, load_checkpoint
+from einlinear.training.checkpoint import check_owner, check_shapes, load_checkpoint
 from einlinear.training.model import make_model
 
 
@@ -56,6 +56,7 @@ def load_writer(path: str | Path) -> Writer:
     vocabulary = open_vocabulary(config.vocabulary)
     model = make_model(config, (vocabulary.size, config.context))
     assert isinstance(model, GPT), "text is written by a GPT"
+    check_shapes(weights, dict(model.named_parameters()), directory.path)
     model.load_state_dict(weights, strict=False)  # a tied head is kept once
     return Writer(config, model.eval(), vocabulary, step)
 
@@ -77,6 +78,4 @@ def _weights(directory: RunDirectory, config: RunConfig) -> tuple[int, dict[str,
             fix="let it train longer",
         )
     check_owner(checkpoint, config, directory.path)
-    prefix = "average." if config.ema else "model."
-    tensors = checkpoint.tensors.items()
-    return checkpoint.step, {k.removeprefix(prefix): v for k, v in tensors if k.startswith(prefix)}
+    return checkpoint.step, checkpoint.weights("average." if config.ema else "model.")

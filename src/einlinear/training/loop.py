@@ -24,6 +24,7 @@ from einlinear.runs.schedule import eval_steps, log_interval
 from einlinear.training.checkpoint import (
     Checkpoint,
     check_owner,
+    check_shapes,
     load_checkpoint,
     read_checkpoint,
     remove_later,
@@ -127,6 +128,8 @@ class RunLoop:
             return
         if self.directory is not None:
             check_owner(checkpoint, self.config, self.directory.path)
+            weights = checkpoint.weights("model.")
+            check_shapes(weights, self.state.names, self.directory.path)
         self._check_data(checkpoint)
         self.state.load_(checkpoint.tensors)
         self.evaluator.load_(checkpoint.tensors)

@@ -189,7 +189,14 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
     name: Optimizer = "muon" if config.optimizer == "muon" else "adam"
     if config.parametrization == "mup":
         base = base_inputs(config, model)
-        groups = param_groups(model, config.lr, base=base, optimizer=name, weight_decay=decay)
+        groups = param_groups(
+            model,
+            config.lr,
+            base=base,
+            optimizer=name,
+            weight_decay=decay,
+            decay=config.decay,
+        )
     else:
         groups = plain_groups(model, config.lr, optimizer=name, weight_decay=decay)
     if name == "muon":

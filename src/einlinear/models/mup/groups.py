@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.layers.scaling import (
     ADAM_SHARE,
     BaseShape,
+    Decay,
     MatrixAxes,
     Optimizer,
     adam_rate,
@@ -34,16 +35,6 @@ from einlinear.models.survey.facts import (
 from einlinear.models.survey.sites import find_sites, output_heads
 from einlinear.show.tables import text_table
 from einlinear.structures.values import one_of
-
-Decay = Literal["independent", "standard"]
-"""How the weight decay of matrices follows their learning rates.
-
-Optimizers multiply weight decay by the learning rate, which µP lowers as the width grows.
-
-independent: weight_decay * lr / rate, so that a step decays by the same share at every width.
-    Ref: [W24, K25].
-standard: weight_decay itself, so that the decay per step falls with the rate.
-"""
 
 _RATES = {"adam": adam_rate, "sgd": sgd_rate, "muon": adam_rate}  # Muon leaves some to AdamW
 

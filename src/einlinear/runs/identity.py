@@ -1,0 +1,92 @@
+"""What decides the numbers of a run: its settings, without those that have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from einlinear.layers.scaling import HeadInit, Parametrization
+from einlinear.runs.settings import HeadStart
+from einlinear.structures.named import dense
+from einlinear.structures.sizes import SIZES_RULE
+from einlinear.structures.text import parse
+
+_Values = Mapping[str, Any]
+
+_WITHOUT_EFFECT: tuple[tuple[Callable[[_Values], bool], _Values], ...] = (
+    (lambda run: not run["num_experts"], {"num_active": 2, "balance": 0.01}),
+    (lambda run: not run["weight_norm"], {"expert_norm": "each"}),
+    (lambda run: run["experts"] == "ffn", {"expert_norm": "each", "expert_gain": False}),
+    # The presets of the paper's text have both settings, also for runs without experts.
+    (
+        lambda run: (
+            not run["num_experts"]
+            and (run["expert_norm"], run["expert_gain"]) != ("together", True)
+        ),
+        {"expert_norm": "each", "expert_gain": False},
+    ),
+    # Rates of Muon do not depend on the base; the head, which AdamW trains, has the same in both.
+    (
+        lambda run: run["parametrization"] == "naive" or run["optimizer"] == "muon",
+        {"base_expansion": 1, "fixed_input": False},
+    ),
+    (
+        lambda run: run["parametrization"] == "naive" or not run["weight_decay"],
+        {"decay": "independent"},
+    ),
+    (lambda run: run["schedule"] != "wsd", {"decay_share": 0.2}),
+    (lambda run: run["schedule"] == "constant", {"final_rate": 0.0}),
+)
+"""Settings that have no effect on the runs for which a test is true, with values that replace them.
+
+The values are those that presets give, so that the ids of such runs are what they were. For the
+same reason some settings count though dense layers ignore them, where presets have several values:
+weight_norm, convert_head, and the expert norm together with gains.
+"""
+
+_FIRST_STARTS: dict[Parametrization, HeadInit] = {"mup": "zero", "naive": "usual"}
+"""How the heads of all runs started before there was a choice."""
+
+
+def head_start(head_init: HeadStart, parametrization: Parametrization) -> HeadInit:
+    """How the head of a run starts: what "auto" means is said only here."""
+    if head_init != "auto":
+        return head_init
+    return "zero" if parametrization == "mup" else "usual"
+
+
+def deciding_values(values: _Values) -> dict[str, Any]:
+    """The settings of a run in one form: equal for runs that give the same numbers.
+
+    Not every such pair is found: settings are compared one by one, without training anything.
+    """
+    decided = with_one_structure(values)
+    for has_no_effect, usual in _WITHOUT_EFFECT:
+        if has_no_effect(decided):
+            decided |= usual
+    start = head_start(decided["head_init"], decided["parametrization"])
+    is_first = start == _FIRST_STARTS[decided["parametrization"]]
+    decided["head_init"] = "auto" if is_first else start
+    # Presets of pixels differ in which of the two they give, so pixels keep both forms.
+    if decided["task"] == "text" and decided["num_heads"] is not None:
+        decided |= {"head_size": decided["width"] // decided["num_heads"], "num_heads": None}
+    if values["structure"] != "dense":
+        decided["sizes_rule"] = SIZES_RULE
+    return decided
+
+
+def with_one_structure(values: _Values) -> dict[str, Any]:
+    """The settings with the canonical text of the structure; nn.Linear stays "dense"."""
+    structure = values["structure"]
+    if structure != "dense":
+        structure = canonical_text(structure)
+    elif values["num_experts"]:
+        structure = str(dense())
+    return {**values, "structure": structure}
+
+
+@cache
+def canonical_text(structure: str) -> str:
+    """The canonical text of a structure; raises if it is not one."""
+    return str(parse(structure))
