@@ -108,7 +108,7 @@ def save_and_be_killed(folder):
     checkpoint.save_checkpoint(folder, checkpoint.Checkpoint(5, tensors, {}))
 
 
-def train_until(config, out, moment, calls):
+def train_until(config, out, moment, calls, thaw=None):
     """Train, and die at a moment, when it comes for the given time."""
     owner, name, instead = MOMENTS[moment]
     right = getattr(owner, name)
@@ -120,12 +120,12 @@ def train_until(config, out, moment, calls):
         return (instead if len(seen) == calls else right)(*arguments)
 
     setattr(owner, name, counted)
-    train(config, out)
+    train(config, out, thaw=thaw)
 
 
-def killed(config, out, moment, calls):
+def killed(config, out, moment, calls, thaw=None):
     """Whether a process that trains was killed at the moment; False if it came to its end."""
-    process = context.Process(target=train_until, args=(config, out, moment, calls))
+    process = context.Process(target=train_until, args=(config, out, moment, calls, thaw))
     process.start()
     process.join(120)
     assert process.exitcode in (0, -signal.SIGKILL), process.exitcode

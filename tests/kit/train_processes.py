@@ -89,6 +89,21 @@ def go_on_in_two(rank, out):
     assert_close(again, [(p.loss, p.train_loss or 0.0) for p in whole.curve], 1e-9)
 
 
+def thaw_in_two(rank, out):
+    """A shorter run, its continuation, and the same without a break."""
+    settings = {"structure": "btt", "num_experts": 3, "shard": "fsdp2", "keep_state": True}
+    short, long = (tiny(steps=n, eval_spacing="fixed", **settings) for n in (8, 14))
+    out = Path(out)
+    train(short, out / "short")
+    dist.barrier()
+    thawed = train(long, out / "long", thaw=out / "short")
+    whole = train(long, out / "whole")
+    assert [p.loss for p in thawed.curve] == [p.loss for p in whole.curve]
+    assert thawed.train_loss == whole.train_loss
+    if rank == 0:
+        assert numbers(out / "long") == numbers(out / "whole")
+
+
 def check_errors(rank, out):
     """What goes wrong in one process is raised by both, with its message."""
     data = out / f"only {rank}.txt"

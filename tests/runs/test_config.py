@@ -85,7 +85,7 @@ def test_the_id_knows_every_field_that_counts(config):
             other = 4
         else:
             other = value - 8 if field.name == "seed" and value > 8 else value + 8
-        if other is None or other == value or field.name == "head_aligned":
+        if other is None or other == value or field.name in ("head_aligned", "keep_state"):
             continue
         changed = replace(config, **{field.name: other})
         assert (changed.id == config.id) == (field.name in NOT_IN_ID), field.name
@@ -102,6 +102,17 @@ def test_the_id_is_that_of_the_values_not_of_how_they_were_given():
     assert RunConfig().id == RunConfig(lr=1e-2, width=64).id
     assert RunConfig(lr=1).id == RunConfig(lr=1.0).id
     assert len(RunConfig().id) == 16
+
+
+def test_the_state_that_a_run_keeps_is_not_in_its_id():
+    config = RunConfig(eval_spacing="fixed")
+    kept = replace(config, keep_state=True)
+    assert kept.id == config.id
+    assert RunConfig.from_dict(kept.as_dict()) == kept
+    assert "keep_state" not in config.as_dict()
+    for changes in ({"schedule": "cosine"}, {"eval_spacing": "geometric"}):
+        with pytest.raises(EinlinearError, match="keep_state is set, the schedule is"):
+            replace(kept, **changes)
 
 
 def test_fields_that_later_versions_added_leave_old_ids_and_files_as_they_were():

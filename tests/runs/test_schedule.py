@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einlinear import RunConfig
-from einlinear.runs.schedule import average_weight, eval_steps, log_interval, rate_multiplier
+from einlinear.runs.schedule import (
+    average_weight,
+    eval_steps,
+    fixed_interval,
+    freeze_step,
+    log_interval,
+    rate_multiplier,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +60,45 @@ def test_even_evaluations(steps, num_points):
     assert len(points) == min(steps, num_points) + 1
     gaps = [b - a for a, b in pairwise(points)]
     assert max(gaps) - min(gaps) <= 1
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 60))
+def test_fixed_evaluations_do_not_depend_on_the_steps(steps, more, num_points):
+    short, long = (eval_steps(n, num_points, "fixed") for n in (steps, steps + more))
+    assert (short[0], short[-1]) == (0, steps)
+    assert short[:-1] == tuple(step for step in long if step < steps)
+
+
+def test_fixed_evaluations_by_hand():
+    assert eval_steps(1000, 1, "fixed") == (0, 1, 10, 100, 1000)
+    assert eval_steps(60, 2, "fixed") == (0, 1, 3, 10, 32, 60)
+    assert len(eval_steps(10**6, 20, "fixed")) - len(eval_steps(10**5, 20, "fixed")) == 20
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 200), st.floats(0, 1), st.data())
+def test_the_rates_before_the_freeze_are_those_of_any_longer_run(steps, more, warmup, share, data):
+    settings = {"warmup": warmup, "decay_share": share, "final_rate": 0.1, "eval_spacing": "fixed"}
+    schedule = data.draw(st.sampled_from(["constant", "wsd"]))
+    short, long = (RunConfig(steps=n, schedule=schedule, **settings) for n in (steps, steps + more))
+    frozen = freeze_step(short)
+    assert frozen <= freeze_step(long)
+    for step in {*range(min(frozen, 300)), *range(max(0, frozen - 300), frozen)}:
+        assert rate_multiplier(short, step) == rate_multiplier(long, step)
+
+
+def test_where_runs_freeze():
+    def frozen(**changes):
+        return freeze_step(RunConfig(steps=500, eval_spacing="fixed", **changes))
+
+    assert frozen(schedule="constant") == 500
+    assert frozen(schedule="wsd") == 400
+    assert frozen(schedule="cosine") is None
+    assert freeze_step(RunConfig(schedule="constant", eval_spacing="even")) is None
+
+
+def test_fixed_logs():
+    steps = (1, 127, 128, 255, 256, 1000, 4096, 10**6)
+    assert [fixed_interval(step) for step in steps] == [1, 1, 2, 2, 4, 8, 64, 64]
 
 
 def test_logs():

@@ -19,6 +19,7 @@ from einlinear.structures.sampling import (
     _draw_face,
     _draw_without_sharing,
     _faces_without_sharing,
+    distinct_structures,
 )
 
 RANGE = (Fraction(1, 4), Fraction(7, 10))
@@ -74,6 +75,30 @@ def test_the_same_seed_draws_the_same():
     assert first[:10] == el.sample_structures(10, seed=1)
     assert first != el.sample_structures(30, seed=2)
     assert len(set(first)) == 30
+
+
+def test_different_structures_take_turns():
+    found = distinct_structures(12, num_factors=[2, 3], omega=0, psi=1, seed=4)
+    assert [s.num_factors for s in found] == [2, 3] * 6
+    assert found == distinct_structures(20, num_factors=(2, 3), omega=0, psi=1, seed=4)[:12]
+    assert found[::2] == el.sample_structures(6, omega=0, psi=1, seed=4)
+    assert all((taxonomy(s).omega, taxonomy(s).psi) == (0, 1) for s in found)
+
+
+def test_structures_that_are_drawn_twice_count_once(monkeypatch):
+    """On a grid of 1/3, two factors of rank 1 or less have few structures, all of which come."""
+    monkeypatch.setattr("einlinear.structures.sampling._UNIT", 3)
+    everything = el.grid_structures(3, psi=1)
+    drawn = el.sample_structures(40, psi=1)
+    assert len(set(drawn)) < 40
+    found = distinct_structures(len(everything), psi=1)
+    assert set(found) == set(everything)
+    assert found == list(dict.fromkeys(el.sample_structures(1000, psi=1)))
+    with pytest.raises(
+        EinlinearError, match=f"only {len(everything)} different structures"
+    ) as told:
+        distinct_structures(len(everything) + 1, psi=1)
+    assert f"a count of {len(everything)} or less" in told.value.fix
 
 
 def test_no_structure_is_a_fine_number_of_structures():

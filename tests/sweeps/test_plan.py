@@ -177,6 +177,10 @@ def test_evaluations_go_over_the_rows_that_there_are():
     assert (run.eval_rows, run.config.eval_size) == (530, 10_000)
     (seconds,) = estimate([run], [Timing(kind_of(run.config), run.macs, 1.0)])
     assert seconds == pytest.approx(400 + 21 * 530 / 128 / 3)
+    fixed = {"task": "cifar", "steps": 400, "eval_spacing": "fixed", "eval_points": 1}
+    (run,) = expand_study(Study("s", fixed))  # evaluated at 0, 1, 10, 100 and 400
+    (seconds,) = estimate([run], [Timing(kind_of(run.config), run.macs, 1.0)])
+    assert seconds == pytest.approx(400 + 5 * 530 / 128 / 3)
 
 
 def test_a_run_that_cannot_be_timed_stops_nothing(monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 from einlinear.training.train import train
 from kit.pair import run_two
 from kit.runs import tiny
-from kit.train_processes import go_on_in_two, train_in_two, train_in_two_with_muon
+from kit.train_processes import go_on_in_two, thaw_in_two, train_in_two, train_in_two_with_muon
 
 SETTINGS = {"structure": "btt", "accumulation": 2, "lr": 3e-3}
 
@@ -24,3 +24,8 @@ def test_two_processes_go_on_with_experts(tmp_path):
 @pytest.mark.slow
 def test_two_processes_go_on_with_muon(tmp_path):
     run_two(train_in_two_with_muon, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_two_processes_continue_a_shorter_run(tmp_path):
+    run_two(thaw_in_two, str(tmp_path))

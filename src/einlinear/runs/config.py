@@ -32,7 +32,7 @@ from einlinear.runs.settings import (
 )
 from einlinear.structures.values import whole_number
 
-NOT_IN_ID = ("preset", "checkpoint_every", "save_model", "shard")
+NOT_IN_ID = ("preset", "checkpoint_every", "save_model", "keep_state", "shard")
 """Fields that are not part of a run's id, because they change its numbers by rounding at most.
 
 A preset only fills in other fields. What is saved, and over which devices a run is spread, does not
@@ -58,6 +58,7 @@ _ADDED = {
     "head_init": "auto",
     "optimizer": "adamw",
     "decay": "independent",
+    "keep_state": False,
 }
 """Fields that earlier versions did not have, with the values that those versions used.
 
@@ -140,8 +141,11 @@ class RunConfig:
         precision: float32, or bfloat16 by autocast.
         tf32: whether GPUs may multiply float32 matrices in TF32; no effect on a CPU.
         seed: random seed of weights and batches.
-        eval_points: evaluations besides the one at the start.
-        eval_spacing: geometric, at geometrically growing steps, or even.
+        eval_points: evaluations besides the one at the start; with fixed spacing, in each factor
+            of ten of the steps.
+        eval_spacing: geometric, at geometrically growing steps; even; or fixed, at steps that grow
+            geometrically and are the same for runs of any length, so that a longer run can
+            continue a shorter one.
         eval_size: maximum number of sequences, samples or images in the validation set.
         ema: evaluate the average of the weights over about this share of the steps so far; 0 for
             no average.
@@ -150,6 +154,8 @@ class RunConfig:
         shard: how to spread a model over many devices: ddp or fsdp2.
         checkpoint_every: steps between checkpoints; 0 for none.
         save_model: whether to keep the trained weights in model.safetensors.
+        keep_state: whether to keep the state from which a longer run can continue: after the last
+            step of a constant schedule, where the decay of wsd begins.
     """
 
     task: TaskName = "text"
@@ -214,6 +220,7 @@ class RunConfig:
     shard: Shard = "ddp"
     checkpoint_every: int = _BY_PRESET
     save_model: bool = True
+    keep_state: bool = False
 
     def __post_init__(self) -> None:
         for name in ("task", "preset", "optimizer"):
@@ -267,6 +274,13 @@ class RunConfig:
                 what="head_aligned is set, and the structure is dense",
                 rule="only the axes of a structure can be aligned with heads",
                 fix='give a structure such as "btt", or leave head_aligned out',
+            )
+        if self.keep_state and (self.schedule == "cosine" or self.eval_spacing != "fixed"):
+            raise EinlinearError(
+                what=f"keep_state is set, the schedule is {self.schedule}, the eval_spacing "
+                f"{self.eval_spacing}",
+                rule="a longer run continues a shorter one if nothing before depends on the steps",
+                fix='give schedule="constant" or "wsd", and eval_spacing="fixed"',
             )
 
     def _check_heads(self) -> None:

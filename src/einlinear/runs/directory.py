@@ -1,4 +1,7 @@
-"""The directory of a run: config.json, metrics.jsonl, checkpoints and, last, record.json."""
+"""The directory of a run: config.json, metrics.jsonl, checkpoints and, last, record.json.
+
+A run that keeps its state for a longer run has it in frozen/, as a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _WRITTEN = "it is a file that a run has written"
 
 # What a killed process leaves behind. The last patterns are temporary files of safetensors, which
 # earlier versions used to write.
-_HALF_WRITTEN = [f"{MODEL}.part", f"{RECORD}.part", "checkpoints/*.part"]
+_HALF_WRITTEN = [f"{MODEL}.part", f"{RECORD}.part", "checkpoints/*.part", "frozen/*.part"]
 _HALF_WRITTEN += [".tmp??????", "checkpoints/.tmp??????"]
 
 
@@ -66,6 +69,7 @@ class RunDirectory:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
+        self.frozen = self.path / "frozen"
         self.replaced: RunRecord | None = None
         self._metrics: FileIO | None = None
         self._lines = bytearray()  # the metrics so far
@@ -271,11 +275,12 @@ class RunDirectory:
     def remove_leftovers(self) -> None:
         """Remove files that killed processes left half written."""
         _remove(path for pattern in _HALF_WRITTEN for path in self.path.glob(pattern))
-        weights = self.checkpoints.glob("step-*.safetensors")
-        _remove(path for path in weights if not path.with_suffix(".json").exists())
+        for folder in (self.checkpoints, self.frozen):
+            weights = folder.glob("step-*.safetensors")
+            _remove(path for path in weights if not path.with_suffix(".json").exists())
 
     def remove_checkpoints(self) -> None:
-        """Remove all checkpoints and half-written files of a run that has ended."""
+        """Remove all checkpoints and half-written files of a run that has ended; keep frozen/."""
         _remove(self.checkpoints.glob("step-*.json"))  # first the files that make them valid
         _remove(self.checkpoints.glob("step-*"))
         self.remove_leftovers()

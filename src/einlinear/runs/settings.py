@@ -15,7 +15,7 @@ from einlinear.runs.presets import OWN_FIELDS, Preset, TaskName, presets_of
 from einlinear.structures.values import one_of, true_or_false, whole_number
 
 Schedule = Literal["constant", "cosine", "wsd"]
-Spacing = Literal["geometric", "even"]
+Spacing = Literal["geometric", "even", "fixed"]
 Precision = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 Shard = Literal["ddp", "fsdp2"]
@@ -91,6 +91,7 @@ _FLAGS = (
     "tf32",
     "compile",
     "save_model",
+    "keep_state",
 )
 HEAD_SETTINGS = ("head_size", "num_heads")  # one of the two decides the other
 

@@ -7,11 +7,12 @@ factors of a third (they sum to at most 1); "uniform" is uniform over the points
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, cycle, islice
 from math import ceil, comb, floor, lcm, prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ _BATCH = 20_000
 _MAX_DRAWS = 1_000_000  # to find the first ten; a region with fewer is too thin
 _MAX_GRID = 2_000_000
 _MAX_COUNT = 1_000_000
+_MAX_DISTINCT = 10_000
+_MAX_REPEATS = 1_000  # draws without a new structure; a region that has more is too small
 
 _Ints = NDArray[np.int64]
 
@@ -82,9 +85,56 @@ def sample_structures(
     it. Samples are independent and uniform, and the same for the same seed. A region that is empty
     or very thin raises an EinlinearError after a bounded number of draws.
     """
+    count = whole_number(count, "count", 0, _MAX_COUNT)
+    return list(islice(_draws(_region(omega, psi, nu), num_factors, seed), count))
+
+
+def distinct_structures(
+    count: int,
+    *,
+    num_factors: int | Sequence[int] = 2,
+    omega: Range = None,
+    psi: Range = None,
+    nu: Range = None,
+    seed: int = 0,
+) -> list[Structure]:
+    """Sample different structures, as `sample_structures` does.
+
+    If several numbers of factors are given, the structures take turns: [2, 3] gives one of two
+    factors, one of three, one of two, ... More structures with the same seed begin with the same
+    ones.
+    """
+    count = whole_number(count, "count", 1, _MAX_DISTINCT)
+    numbers: list[Any] = [num_factors]
+    if isinstance(num_factors, list | tuple):
+        numbers = list(num_factors)
+    if not numbers or len(set(map(str, numbers))) < len(numbers):
+        raise EinlinearError(
+            what=f"num_factors is {quote(num_factors)}",
+            rule="num_factors is a whole number from 1 to 4, or a list of different ones",
+            fix="give 2, or [2, 3]",
+        )
     region = _region(omega, psi, nu)
-    edges = _edges(num_factors)
-    count, seed = whole_number(count, "count", 0, _MAX_COUNT), whole_number(seed, "seed", 0)
+    streams = [(number, _draws(region, number, seed)) for number in numbers]
+    found: dict[Structure, None] = {}
+    for number, stream in cycle(streams):
+        new = next((s for s in islice(stream, _MAX_REPEATS) if s not in found), None)
+        if new is None:
+            raise EinlinearError(
+                what=f"only {len(found)} different structures were found where {region}, with "
+                f"num_factors={quote(num_factors)}; count is {count}",
+                rule=f"{_MAX_REPEATS:,} draws find a structure of {number} factors that is new",
+                fix=f"give a count of {max(1, len(found))} or less, or widen the ranges",
+            )
+        found[new] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def _draws(region: Region, num_factors: int, seed: int) -> Iterator[Structure]:
+    """Independent, uniform structures of a region; raises if it is empty or very thin."""
+    edges, seed = _edges(num_factors), whole_number(seed, "seed", 0)
     exact = [lo.denominator for lo, hi in (region.omega, region.psi, region.nu) if lo == hi]
     unit = lcm(_UNIT, *exact)
     if unit > _MAX_UNIT:
@@ -95,16 +145,14 @@ def sample_structures(
         )
     draw = _draw_without_sharing if region.omega[1] == 0 else _draw_anywhere
     random = np.random.default_rng(seed)
-    found: list[Structure] = []
-    drawn = 0
-    while len(found) < count and drawn < _MAX_DRAWS * (1 + len(found) / 10):
+    found = drawn = 0
+    while drawn < _MAX_DRAWS * (1 + found / 10):
         rows = draw(random, edges, unit)
         drawn += len(rows)
-        kept = rows[region.contains(rows, edges, unit)][: count - len(found)]
-        found += [_structure(row, edges, unit).canonical() for row in kept]
-    if len(found) < count:
-        raise _empty(region, num_factors, len(found), f"{drawn:,} random structures")
-    return found
+        for row in rows[region.contains(rows, edges, unit)]:
+            found += 1
+            yield _structure(row, edges, unit).canonical()
+    raise _empty(region, num_factors, found, f"{drawn:,} random structures")
 
 
 def grid_structures(

@@ -17,6 +17,7 @@ import torch
 from einlinear.errors import EinlinearError
 from einlinear.runs.config import RunConfig
 from einlinear.runs.record import RunRecord
+from einlinear.runs.schedule import eval_steps
 from einlinear.show.numbers import FLOPS_PER_MAC
 from einlinear.sweeps.job import all_finished
 from einlinear.sweeps.plan import PlannedRun, PlanRequest
@@ -31,7 +32,7 @@ TIMING_SECONDS = 6.0
 
 # Runs that differ only in these have the same model, batches and data, and so the same cost.
 _NO_COST = {"seed", "steps", "parametrization", "lr", "warmup", "preset"}
-_NO_COST |= {"checkpoint_every", "save_model"}
+_NO_COST |= {"checkpoint_every", "save_model", "keep_state"}
 _SHAPE = tuple(field.name for field in fields(RunConfig) if field.name not in _NO_COST)
 
 # Settings in the order in which a label has them; all others follow.
@@ -271,4 +272,6 @@ def _steps(run: PlannedRun) -> float:
     """Steps of a run plus its evaluations, counted in steps."""
     config = run.config
     points = 1 + min(config.eval_points, config.steps)
+    if config.eval_spacing == "fixed":
+        points = len(eval_steps(config.steps, config.eval_points, "fixed"))
     return config.steps + _FORWARD * points * run.eval_rows / config.batch_size

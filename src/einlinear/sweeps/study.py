@@ -17,6 +17,7 @@ from einlinear.files.whole import toml_text
 from einlinear.runs.config import RunConfig
 from einlinear.runs.config_file import read_config
 from einlinear.show.numbers import short
+from einlinear.sweeps.sampled import with_samples
 
 BUDGET = "flops"
 """The setting that replaces steps: FLOPs of a run, forward and backward."""
@@ -53,7 +54,8 @@ class Study:
         name: the name shown to readers.
         base: settings of all runs: fields of RunConfig, or `flops` instead of steps.
         grids: each is a table of settings. A list stands for each of its values, and all
-            combinations are run. A combination that appears in several grids is run once.
+            combinations are run. A combination that appears in several grids is run once. A table
+            in the place of a structure samples some: {"sample": 20, "omega": 0, "psi": 1}.
 
     cells: all combinations, each once, in the order of the grids.
     """
@@ -66,13 +68,16 @@ class Study:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise _wrong("name", self.name, "a study has a name, which is a text", "give a text")
+        object.__setattr__(self, "grids", tuple(with_samples(g, "a study") for g in self.grids))
         _check_count(self.grids)
+        for name, value in _items(self.base):
+            if name in _FIELDS and isinstance(value, Mapping):
+                raise _many_in_base(name, value)
         object.__setattr__(self, "base", _plain_table("base", self.base))
         object.__setattr__(self, "grids", tuple(_plain_table("grid", g) for g in self.grids))
         for name, value in self.base.items():
             if isinstance(value, list) and not _is_one(name, value):
-                rule = "base has one value for each setting, shared by all runs"
-                raise _wrong(f"{name} in base", value, rule, f"put {name} under [grid]")
+                raise _many_in_base(name, value)
         found = {json.dumps(settings, sort_keys=True): settings for settings in self._settings()}
         if not found:
             raise _wrong("grid", list(self.grids), "a study has one run or more")
@@ -116,6 +121,7 @@ class Study:
                 )
         grid = values.get("grid", {})
         grids = tuple(grid) if isinstance(grid, list | tuple) else (grid,)
+        grids = tuple(with_samples(table, source) for table in grids)
         return cls(values.get("name", "study"), values.get("base", {}), grids)
 
 
@@ -160,6 +166,11 @@ def _check_count(grids: Iterable[Mapping[str, Any]]) -> None:
                 rule=f"a study has at most {_MOST_RUNS:,} runs",
                 fix=f"give {longest} fewer values, or make several studies",
             )
+
+
+def _many_in_base(name: str, value: object) -> EinlinearError:
+    rule = "base has one value for each setting, shared by all runs"
+    return _wrong(f"{name} in base", value, rule, f"put {name} under [grid]")
 
 
 def _items(grid: object) -> Iterable[tuple[str, Any]]:

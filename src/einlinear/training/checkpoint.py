@@ -58,8 +58,18 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         _remove(other)
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The last undamaged checkpoint, or None; warns about damaged ones."""
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is a checkpoint, damaged or not."""
+    return bool(_found(folder))
+
+
+def load_checkpoint(
+    folder: Path, otherwise: str = "starting again from step 0"
+) -> Checkpoint | None:
+    """The last undamaged checkpoint, or None; warns about damaged ones.
+
+    `otherwise` says what happens if all are damaged.
+    """
     paths = _found(folder)
     while paths:
         path = paths.pop()
@@ -69,7 +79,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             raise
         except _DAMAGE as error:
             _check_reachable(path, error)
-            then = "resuming from the one before" if paths else "starting again from step 0"
+            then = "resuming from the one before" if paths else otherwise
             warnings.warn(
                 f"the checkpoint {path} is damaged ({reason(error)}); {then}", stacklevel=2
             )

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
+from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -20,11 +21,12 @@ from einlinear.layers.moe.routing import Routed
 from einlinear.runs.config import RunConfig
 from einlinear.runs.directory import MODEL, RunDirectory
 from einlinear.runs.record import Point, RunRecord, Status
-from einlinear.runs.schedule import eval_steps, log_interval
+from einlinear.runs.schedule import eval_steps, fixed_interval, freeze_step, log_interval
 from einlinear.training.checkpoint import (
     Checkpoint,
     check_owner,
     check_shapes,
+    has_checkpoint,
     load_checkpoint,
     read_checkpoint,
     remove_later,
@@ -35,9 +37,11 @@ from einlinear.training.evaluate import Evaluator
 from einlinear.training.plan import RunPlan
 from einlinear.training.signals import Deferred
 from einlinear.training.state import TrainState
+from einlinear.training.thaw import FrozenRun
 
 _FAR_ABOVE = 2.0  # times the loss at the start
 _LINES = 10  # of metrics, over which the mean loss must be this high; the first ten may be
+_SETTLED = 100  # with fixed spacing, the first steps, in which it may be
 _SECONDS_BETWEEN_REPORTS = 0.2
 # What mirrors show of a line of metrics: each name has one value per step.
 _SHOWN = {"train": ("train_loss", "rate", "seconds"), "point": ("loss", "data_seconds")}
@@ -110,23 +114,38 @@ class RunLoop:
         self._mean = 0.0  # loss of the last window
         self._since_point = (0.0, 0)  # sum of losses, and steps, up to the last line of metrics
         self._since_check = (0.0, 0)  # the same, since the last check for a high loss
-        self._last = (0.0, 0)  # the same, in the last tenth of all steps
+        # First step, sum of losses and steps of each line in the last tenth of all steps.
+        self._last: list[tuple[int, float, int]] = []
         self._last_from = config.steps - max(1, config.steps // 10)
+        self._point_steps = set(eval_steps(config.steps, config.eval_points, config.eval_spacing))
+        self._freezes_at = freeze_step(config) if config.keep_state else None
+        self._is_thawed = False  # and nothing has been noted of the last step yet
         self.accuracy: float | None = None  # at the last point
         self._mirrors = mirrors if place.is_first else ()
 
-    def restore(self) -> None:
-        """Get ready for the next step: the first, or the one after the last checkpoint."""
+    def restore(self, frozen: FrozenRun | None = None) -> None:
+        """Get ready for the next step: the first, or the one after the last checkpoint.
+
+        Without a checkpoint, continue a shorter run, if one is given.
+        """
         self._measure()
-        checkpoint = self._last_checkpoint()
+        checkpoint = None
+        if self.directory is not None:
+            source = [] if frozen is None else [f"continuing the run in {frozen.path}"]
+            checkpoint = self._last_checkpoint(self.directory.checkpoints, *source)
         if self.writes_to is not None:
             remove_later(self.writes_to.checkpoints, 0 if checkpoint is None else checkpoint.step)
+        if checkpoint is None and frozen is not None:
+            checkpoint = self._last_checkpoint(frozen.folder)
+            self._is_thawed = checkpoint is not None
         if checkpoint is None:
             if self.writes_to is not None:
                 self.writes_to.rewind()
             self._evaluate()
             return
-        if self.directory is not None:
+        if self._is_thawed and frozen is not None:
+            frozen.check(checkpoint)
+        elif self.directory is not None:
             check_owner(checkpoint, self.config, self.directory.path)
             weights = checkpoint.weights("model.")
             check_shapes(weights, self.state.names, self.directory.path)
@@ -142,13 +161,29 @@ class RunLoop:
         self._window_steps, self._mean = values["window_steps"], values["mean"]
         self._since_point = tuple(values["since_point"])
         self._since_check = tuple(values["since_check"])
-        self._last = tuple(values.get("last", (0.0, 0)))  # earlier versions have neither
+        last = _lines(values.get("last", []))  # earlier versions have neither
+        self._last = [line for line in last if not self._is_thawed or line[0] >= self._last_from]
         self.accuracy = values.get("accuracy")
-        if self.writes_to is not None and not self.writes_to.rewind(values["metrics"]):
+        if self.writes_to is None:
+            return
+        if not self._is_thawed and self._freezes_at is not None and self.done >= self._freezes_at:
+            self._check_frozen(self._freezes_at)
+        if not self.writes_to.rewind(values["metrics"]) and not self._is_thawed:
             warnings.warn(
                 f"the metrics in {self.writes_to.path} were damaged; restored them from the "
                 f"checkpoint of step {checkpoint.step}",
                 stacklevel=2,
+            )
+
+    def _check_frozen(self, step: int) -> None:
+        """Warn if a run that has begun without keep_state is past the step of that state."""
+        assert self.directory is not None, "only a run with a directory resumes"
+        if not has_checkpoint(self.directory.frozen):
+            warnings.warn(
+                f"keep_state is set, and the run in {self.directory.path} resumes at step "
+                f"{self.done}, after the state of step {step} that it would keep; no longer run "
+                "can continue it",
+                stacklevel=3,
             )
 
     def _check_data(self, checkpoint: Checkpoint) -> None:
@@ -160,14 +195,11 @@ class RunLoop:
                 fix="restore the data, or train in another directory",
             )
 
-    def _last_checkpoint(self) -> Checkpoint | None:
+    def _last_checkpoint(self, folder: Path, *otherwise: str) -> Checkpoint | None:
         """The last checkpoint that the first process can read; all processes use the same."""
-        if self.directory is None:
-            return None
-        folder = self.directory.checkpoints
         found = None
         if self.place.is_first:
-            found = load_checkpoint(folder)
+            found = load_checkpoint(folder, *otherwise)
         step = from_first(self.place, -1 if found is None else found.step)
         return found if self.place.is_first or step < 0 else read_checkpoint(folder, step)
 
@@ -193,23 +225,18 @@ class RunLoop:
     def to_the_end(self, progress: OnProgress | None) -> RunRecord:
         """Do all remaining steps and return the record."""
         config = self.config
-        points = set(eval_steps(config.steps, config.eval_points, config.eval_spacing))
-        interval = log_interval(config.steps)
         report = _Reporter(self, progress if self.place.is_first else None)
         has_diverged = False
         # Processes that stop at different steps would wait for each other forever.
         with Deferred(self.directory is not None and self.place.count == 1) as signals:
+            if self._is_thawed:
+                has_diverged = self._end_step()
             while self.done < config.steps and not has_diverged:
                 self.watch.go()
                 self.state.step(self.done)
                 self.done += 1
                 self._window_steps += 1
-                is_point = self.done in points
-                if is_point or self.done % interval == 0:
-                    self.watch.stop()
-                    has_diverged = self._log()
-                if is_point or has_diverged:
-                    self._evaluate()
+                has_diverged = self._end_step()
                 is_left = self.done < config.steps and not has_diverged
                 if self._is_saved() or (signals.is_asked and is_left):
                     self.watch.stop()
@@ -222,6 +249,30 @@ class RunLoop:
             if signals.is_asked and self.directory is not None:
                 warnings.warn(f"the run in {self.directory.path} has finished", stacklevel=2)
             return record
+
+    def _end_step(self) -> bool:
+        """Freeze, log and evaluate where it is time; returns whether the run has diverged.
+
+        The frozen state comes first: whether to log and evaluate after this step depends on the
+        number of steps.
+        """
+        if self.done == self._freezes_at and self.directory is not None:
+            self.watch.stop()
+            self._save(self.directory.frozen)
+        has_diverged = False
+        is_point = self.done in self._point_steps
+        if is_point or self.done % self._interval() == 0:
+            self.watch.stop()
+            has_diverged = self._log()
+        if is_point or has_diverged:
+            self._evaluate()
+        return has_diverged
+
+    def _interval(self) -> int:
+        """The number of steps in a line of metrics."""
+        if self.config.eval_spacing == "fixed":
+            return fixed_interval(self.done)
+        return log_interval(self.config.steps)
 
     def _stop(self, signals: Deferred) -> None:
         """Let a signal end the run, which has just saved a checkpoint."""
@@ -248,7 +299,7 @@ class RunLoop:
         self._since_point = _added(self._since_point, loss, steps)
         self._since_check = _added(self._since_check, loss, steps)
         if self.done - steps >= self._last_from:
-            self._last = _added(self._last, loss, steps)
+            self._last.append((self.done - steps, loss, steps))
         self._window_steps = 0
         self.state.losses.zero_()
         rate = self.state.rate(self.done - 1)
@@ -258,13 +309,14 @@ class RunLoop:
 
     def _stays_high(self) -> bool:
         """Whether the loss was far above the start over many lines, other than the first ones."""
-        length = _LINES * log_interval(self.config.steps)
+        length = _LINES * self._interval()
         if self.done % length:
             return False
         loss, steps = self._since_check
         self._since_check = (0.0, 0)
         start = self.curve[0].loss
-        return self.done > length and (start is None or loss > _FAR_ABOVE * start * steps)
+        first = _SETTLED if self.config.eval_spacing == "fixed" else length
+        return self.done > first and (start is None or loss > _FAR_ABOVE * start * steps)
 
     def _evaluate(self) -> None:
         """Add a point to the curve."""
@@ -296,7 +348,7 @@ class RunLoop:
         for mirror in self._mirrors:
             mirror(self.done, numbers)
 
-    def _save(self) -> None:
+    def _save(self, folder: Path | None = None) -> None:
         """Save a checkpoint; all processes take part, the first one writes."""
         tensors = self.state.tensors() | self.evaluator.tensors()
         if self.writes_to is None:
@@ -315,13 +367,17 @@ class RunLoop:
             "last": self._last,
             "accuracy": self.accuracy,
         }
-        save_checkpoint(self.writes_to.checkpoints, Checkpoint(self.done, tensors, values))
+        folder = folder or self.writes_to.checkpoints
+        save_checkpoint(folder, Checkpoint(self.done, tensors, values))
 
     def _finish(self, status: Status) -> RunRecord:
         """Write the weights and the record."""
         if self.place.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.place.device)
         task = self.plan.task
+        last = (0.0, 0)
+        for _, loss, steps in self._last:
+            last = _added(last, loss, steps)
         facts = {"processes": self.place.count, "device": str(self.place.device)}
         record = RunRecord(
             config=self.config,
@@ -332,7 +388,7 @@ class RunLoop:
             counts=self.plan.counts,
             peak_bytes=self.peak_bytes,
             environment=machine_facts() | facts | {"data": task.fingerprint},
-            train_loss=_finite(self._last[0] / self._last[1]) if self._last[1] else None,
+            train_loss=_finite(last[0] / last[1]) if last[1] else None,
             accuracy=self.accuracy,
         )
         weights = self.state.weights() if self.config.save_model else None
@@ -375,6 +431,13 @@ class _Reporter:
 def _added(window: tuple[float, int], loss: float, steps: int) -> tuple[float, int]:
     """A sum of losses and its number of steps, with more steps."""
     return window[0] + loss, window[1] + steps
+
+
+def _lines(last: Sequence[Any]) -> list[tuple[int, float, int]]:
+    """First step, sum of losses and steps of the last lines; earlier versions kept only the sum."""
+    if last and not isinstance(last[0], Sequence):
+        last = [(0, *last)] if last[1] else []
+    return [(int(first), float(loss), int(steps)) for first, loss, steps in last]
 
 
 def _points(metrics: str) -> list[Point]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -14,10 +14,12 @@ from einlinear.runs.config import RunConfig
 from einlinear.runs.directory import DamagedError, RunDirectory, read_record
 from einlinear.runs.record import RunRecord
 from einlinear.structures.values import whole_number
+from einlinear.training.checkpoint import has_checkpoint
 from einlinear.training.distributed import Place, check_share, from_first, joined, together
 from einlinear.training.loop import Mirror, OnProgress, RunLoop
 from einlinear.training.needs import MOST_THREADS, check_needs, using_threads
 from einlinear.training.plan import RunPlan, plan_run
+from einlinear.training.thaw import FrozenRun, find_frozen
 
 OnStart = Callable[[RunPlan, int], None]
 
@@ -30,6 +32,7 @@ def train(
     mirrors: Sequence[Mirror] = (),
     on_start: OnStart | None = None,
     threads: int | None = None,
+    thaw: str | Path | None = None,
 ) -> RunRecord:
     """Train the model of a config on its task.
 
@@ -42,6 +45,9 @@ def train(
     process; a second signal stops at once. Under torchrun, or in a process group, call this in all
     processes; signals then end them at once.
 
+    With `thaw`, the run continues a shorter run with the same settings and gives the same numbers
+    as if it had trained from step 0. The shorter run stays as it is.
+
     Args:
         config: what to train.
         out: directory of the run; by default nothing is saved.
@@ -50,6 +56,8 @@ def train(
         on_start: called with the plan of the run and the step from which it resumes.
         threads: of torch during training; by default as many as a step can use, up to torch's
             current number. They change the last bits of results, but not the id of the run.
+        thaw: directory of a run that differs only in having fewer steps, trained with
+            keep_state=True. Not needed any more once this run has a checkpoint of its own.
     """
     if not isinstance(config, RunConfig):
         raise EinlinearError(
@@ -73,9 +81,10 @@ def train(
                 _own_randomness(config, place),
             ):
                 with together(place):
+                    frozen = _source(config, directory, thaw)
                     plan = _prepared(config, place, directory)
                 run = RunLoop(config, place, plan, directory, mirrors)
-                run.restore()
+                run.restore(frozen)
                 if on_start is not None and place.is_first:
                     on_start(plan, run.done)
                 record = run.to_the_end(progress)
@@ -112,6 +121,18 @@ def _compare(directory: RunDirectory | None, record: RunRecord) -> None:
             "of threads rounds differently",
             stacklevel=3,
         )
+
+
+def _source(
+    config: RunConfig, directory: RunDirectory | None, thaw: str | Path | None
+) -> FrozenRun | None:
+    """The shorter run to continue; a run with a checkpoint of its own may do without."""
+    if thaw is None:
+        return None
+    may_lack = directory is not None and has_checkpoint(directory.checkpoints)
+    with suppress(EinlinearError) if may_lack else nullcontext():
+        return find_frozen(thaw, config)
+    return None
 
 
 def _prepared(config: RunConfig, place: Place, directory: RunDirectory | None) -> RunPlan:

@@ -39,6 +39,7 @@ def train(
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE.toml")] = None,
     mirror: tuple[Literal["tensorboard", "wandb"], ...] = (),
     threads: int | None = None,
+    thaw: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
 ) -> None:
     """Train a model: prints the plan of the run, then its curve.
 
@@ -52,6 +53,7 @@ def train(
         config: A TOML or JSON file of settings; flags override it.
         mirror: Also show metrics in TensorBoard or Weights & Biases.
         threads: Number of threads; by default, as many as the size of a step can use.
+        thaw: Directory of a shorter run to continue, trained with --keep-state True.
     """
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
@@ -77,7 +79,7 @@ def train(
 
         try:
             record = run_training(
-                run, out, show, mirrors=mirrors, on_start=announce, threads=threads
+                run, out, show, mirrors=mirrors, on_start=announce, threads=threads, thaw=thaw
             )
         except SharedError:
             if rank:  # the first process reports it
