@@ -117,7 +117,7 @@ def test_the_state_that_a_run_keeps_is_not_in_its_id():
 
 def test_fields_that_later_versions_added_leave_old_ids_and_files_as_they_were():
     """The id and the fields were written by the version before parametrization and the others."""
-    config = RunConfig(task="cifar", structure="btt", seed=3)
+    config = RunConfig(task="cifar", structure="btt", seed=3, head_init="zero")
     assert config.earlier_id == "f53e420e8a5e75a1"
     added = {"parametrization", "activation", "pool", "save_model"}
     assert not added & config.as_dict().keys()
@@ -165,23 +165,23 @@ def test_a_setting_of_earlier_versions_is_kept_where_the_preset_has_another(tmp_
 
 def test_the_id_holds_the_rule_of_sizes_if_the_run_has_a_structure(monkeypatch):
     runs = [{}, {"num_experts": 4}, {"structure": "btt"}, {"structure": "btt", "num_experts": 4}]
-    before = [RunConfig(**run).id for run in runs]
+    before = [RunConfig(head_init="zero", **run).id for run in runs]
     assert before[0] == "5262341ae51c2b96"
     monkeypatch.setattr("einlinear.runs.identity.SIZES_RULE", SIZES_RULE + 1)
-    after = [RunConfig(**run).id for run in runs]
+    after = [RunConfig(head_init="zero", **run).id for run in runs]
     assert [a == b for a, b in zip(after, before, strict=True)] == [True, True, False, False]
     assert RunConfig(structure="btt").id != RunConfig(structure="btt").earlier_id
 
 
-def test_the_id_follows_how_the_head_starts_not_the_name_auto(monkeypatch):
+def test_the_start_of_the_head_is_in_the_id_unless_all_earlier_runs_had_it():
     naive = {"parametrization": "naive"}
-    before = RunConfig().id, RunConfig(head_init="small").id
-    assert before[0] != before[1]
-    monkeypatch.setattr("einlinear.runs.identity.head_start", lambda *given: "small")
-    assert RunConfig().id == before[1]
-    monkeypatch.undo()
-    assert RunConfig(head_init="usual").id != RunConfig(head_init="zero").id == before[0]
-    assert RunConfig(head_init="zero", **naive).id != RunConfig(head_init="usual", **naive).id
+    assert RunConfig().head_init == "small"
+    assert RunConfig(**naive).head_init == "usual"
+    assert RunConfig(preset="paper").head_init == "zero"
+    assert RunConfig(head_init="zero").id == "5262341ae51c2b96"  # of a version without the field
+    assert RunConfig(**naive).id == "36d2122feb1550dc"
+    assert len({RunConfig(head_init=kind).id for kind in ("zero", "small", "usual")}) == 3
+    assert len({RunConfig(head_init=kind, **naive).id for kind in ("zero", "small", "usual")}) == 3
 
 
 def test_experts_are_in_the_id():

@@ -11,16 +11,22 @@ from typing import Any
 from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
 from einlinear.files.whole import toml_text
-from einlinear.layers.scaling import ADAM_SHARE, EMBEDDING_STD, Decay, ExpertNorm, Parametrization
+from einlinear.layers.scaling import (
+    ADAM_SHARE,
+    EMBEDDING_STD,
+    Decay,
+    ExpertNorm,
+    HeadInit,
+    Parametrization,
+)
 from einlinear.models.choices import ActivationName, PositionKind
-from einlinear.runs.identity import canonical_text, deciding_values, with_one_structure
+from einlinear.runs.identity import canonical_text, deciding_values, first_head, in_one_form
 from einlinear.runs.presets import OWN_FIELDS, SEQUENCE_TASKS, Preset, TaskName, preset_values
 from einlinear.runs.settings import (
     HEAD_SETTINGS,
     WHOLE_NUMBERS,
     Device,
     ExpertsOf,
-    HeadStart,
     OptimizerName,
     Precision,
     Schedule,
@@ -55,7 +61,7 @@ _ADDED = {
     "expert_gain": False,
     "base_expansion": 1,
     "fixed_input": False,
-    "head_init": "auto",
+    "head_init": None,
     "optimizer": "adamw",
     "decay": "independent",
     "keep_state": False,
@@ -119,8 +125,8 @@ class RunConfig:
         parametrization: "mup", or "naive": all parameters share one learning rate, and outputs of
             all layers start with unit variance.
         head_init: how the head starts: "zero"; "small", with standard deviation
-            sqrt(base_width) / fan_in; "usual", 1 / sqrt(fan_in); or "auto": zero under µP, usual
-            under "naive".
+            sqrt(base_width) / fan_in; or "usual", 1 / sqrt(fan_in), which is the default under
+            "naive".
         optimizer: adamw, or muon: Muon for matrices, AdamW for embeddings, vectors and the head.
         lr: learning rate at the base width. For muon, the spectral norm of the step of a square
             matrix; AdamW then has half of it, and the default is twice that of adamw.
@@ -194,7 +200,7 @@ class RunConfig:
     accumulation: int = 1
     steps: int = _BY_PRESET
     parametrization: Parametrization = "mup"
-    head_init: HeadStart = "auto"
+    head_init: HeadInit = _BY_PRESET
     optimizer: OptimizerName = "adamw"
     lr: float = _BY_PRESET
     base_width: int = _BY_PRESET
@@ -238,6 +244,8 @@ class RunConfig:
         )
         preset["warmup"] = min(preset["warmup"], steps // 10)  # the rate is reached in short runs
         preset["checkpoint_every"] = max(1, min(1000, steps // 10))
+        if self.parametrization == "naive":
+            preset["head_init"] = "usual"
         for name, value in preset.items():
             if getattr(self, name) is None:
                 self._set(name, value)
@@ -325,7 +333,7 @@ class RunConfig:
 
         They did not hold the rule of sizes: such a run is the same only if its shapes are.
         """
-        return _hash(with_one_structure(self._values()))
+        return _hash(in_one_form(self._values()))
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values, without fields in _ADDED that need not be stored."""
@@ -371,6 +379,7 @@ class RunConfig:
         if isinstance(task, str) and all(k in values for k in known if k not in _ADDED):
             # A stored config, perhaps of an earlier version, whose presets were not those of today.
             old = {k: v for k, v in _ADDED.items() if task in OWN_FIELDS.get(k, (task,))}
+            old["head_init"] = first_head(values.get("parametrization"))
             values = old | dict(values)
         return cls(**values)  # type: ignore[arg-type]
 

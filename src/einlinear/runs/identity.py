@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from einlinear.layers.scaling import HeadInit, Parametrization
-from einlinear.runs.settings import HeadStart
+from einlinear.layers.scaling import HeadInit
 from einlinear.structures.named import dense
 from einlinear.structures.sizes import SIZES_RULE
 from einlinear.structures.text import parse
@@ -45,15 +44,10 @@ same reason some settings count though dense layers ignore them, where presets h
 weight_norm, convert_head, and the expert norm together with gains.
 """
 
-_FIRST_STARTS: dict[Parametrization, HeadInit] = {"mup": "zero", "naive": "usual"}
-"""How the heads of all runs started before there was a choice."""
 
-
-def head_start(head_init: HeadStart, parametrization: Parametrization) -> HeadInit:
-    """How the head of a run starts: what "auto" means is said only here."""
-    if head_init != "auto":
-        return head_init
-    return "zero" if parametrization == "mup" else "usual"
+def first_head(parametrization: object) -> HeadInit:
+    """How the heads of all runs started before there was a choice."""
+    return "usual" if parametrization == "naive" else "zero"
 
 
 def deciding_values(values: _Values) -> dict[str, Any]:
@@ -61,13 +55,10 @@ def deciding_values(values: _Values) -> dict[str, Any]:
 
     Not every such pair is found: settings are compared one by one, without training anything.
     """
-    decided = with_one_structure(values)
+    decided = in_one_form(values)
     for has_no_effect, usual in _WITHOUT_EFFECT:
         if has_no_effect(decided):
             decided |= usual
-    start = head_start(decided["head_init"], decided["parametrization"])
-    is_first = start == _FIRST_STARTS[decided["parametrization"]]
-    decided["head_init"] = "auto" if is_first else start
     # Presets of pixels differ in which of the two they give, so pixels keep both forms.
     if decided["task"] == "text" and decided["num_heads"] is not None:
         decided |= {"head_size": decided["width"] // decided["num_heads"], "num_heads": None}
@@ -76,14 +67,16 @@ def deciding_values(values: _Values) -> dict[str, Any]:
     return decided
 
 
-def with_one_structure(values: _Values) -> dict[str, Any]:
+def in_one_form(values: _Values) -> dict[str, Any]:
     """The settings with the canonical text of the structure; nn.Linear stays "dense"."""
     structure = values["structure"]
     if structure != "dense":
         structure = canonical_text(structure)
     elif values["num_experts"]:
         structure = str(dense())
-    return {**values, "structure": structure}
+    is_first = values["head_init"] == first_head(values["parametrization"])
+    head = None if is_first else values["head_init"]  # earlier ids had no such setting
+    return {**values, "structure": structure, "head_init": head}
 
 
 @cache

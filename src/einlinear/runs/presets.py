@@ -55,6 +55,7 @@ _COMMON: dict[str, object] = {
     "convert_head": False,
     "expert_norm": "each",
     "expert_gain": False,
+    "head_init": "small",
 }
 
 _SEQUENCES: dict[str, object] = {
@@ -87,6 +88,7 @@ _SMALL_SEQUENCES = _SEQUENCES | {
 # Departure: on a CPU, the released code of text computes in float32. A preset does not know the
 # device, so text is bfloat16 there, too.
 _PAPER_SEQUENCES = _SEQUENCES | {
+    "head_init": "zero",
     "positions": "learned",
     "embedding_std": 0.02,
     "tf32": True,
@@ -150,6 +152,7 @@ _PAPER_PIXELS = _PAPER_SEQUENCES | {
 
 # The released runs use the plain einsum, without weight normalisation.
 _PAPER_REGRESSION = _REGRESSION | {
+    "head_init": "zero",
     "width": 64,
     "base_expansion": 4,
     "fixed_input": True,
@@ -176,6 +179,7 @@ _IMAGES: dict[str, object] = {
 }
 
 _PAPER_IMAGES = _IMAGES | {
+    "head_init": "zero",
     "width": 1024,
     "fixed_input": True,
     "batch_size": 1024,

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote
-from einlinear.layers.scaling import Decay, ExpertNorm, Parametrization
+from einlinear.layers.scaling import Decay, ExpertNorm, HeadInit, Parametrization
 from einlinear.models.choices import ActivationName, PositionKind
 from einlinear.runs.presets import OWN_FIELDS, Preset, TaskName, presets_of
 from einlinear.structures.values import one_of, true_or_false, whole_number
@@ -20,7 +20,6 @@ Precision = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 Shard = Literal["ddp", "fsdp2"]
 ExpertsOf = Literal["linear", "ffn"]
-HeadStart = Literal["auto", "zero", "small", "usual"]
 OptimizerName = Literal["adamw", "muon"]
 
 # Lowest and highest value of each integer field.
@@ -68,7 +67,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "positions": get_args(PositionKind),
     "activation": get_args(ActivationName),
     "parametrization": get_args(Parametrization),
-    "head_init": get_args(HeadStart),
+    "head_init": get_args(HeadInit),
     "optimizer": get_args(OptimizerName),
     "decay": get_args(Decay),
     "schedule": get_args(Schedule),

@@ -14,7 +14,6 @@ from einlinear.models.gpt import GPT
 from einlinear.models.mlp import MLP, ResidualMLP
 from einlinear.models.mup.init import apply_init_, plan_init
 from einlinear.runs.config import RunConfig
-from einlinear.runs.identity import head_start
 from einlinear.runs.presets import SEQUENCE_TASKS
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
@@ -44,7 +43,7 @@ def make_model(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
     starts = plan_init(
         model,
         zero=zero,
-        head_init=head_start(config.head_init, config.parametrization),
+        head_init=config.head_init,
         base_width=config.base_width,
         parametrization=config.parametrization,
         use_roles=is_mup,

@@ -44,7 +44,7 @@ def init_(
     model: nn.Module,
     *,
     zero: str | Iterable[str] = (),
-    head_init: HeadInit = "zero",
+    head_init: HeadInit | None = None,
     base_width: int | None = None,
     embedding_std: float | None = None,
     generator: torch.Generator | None = None,
@@ -57,11 +57,12 @@ def init_(
     every width. Biases start at 0, norms at 1 and 0. The gain of a hand-written norm keeps its
     constant.
 
-    The head and the last layer of each residual branch start at zero, so that every block begins as
-    the identity and all logits are equal. The model names these layers in a method `layer_roles()
+    The last layer of each residual branch starts at zero, so that every block begins as the
+    identity, and the head at zero or small. The model names these layers in a method `layer_roles()
     -> {pattern: "head" or "zero"}`; the head of a Hugging Face model is known without it. In a
-    structured layer only the last factor is zero, so that all factors learn. A head does not start
-    at zero if it shares its weight with an embedding or another layer, or if nothing names it.
+    structured layer only the last factor is zero or small, so that all factors learn. A head starts
+    as any other layer if it shares its weight with an embedding or another layer, or if nothing
+    names it.
 
     Frozen parameters of modules without a rule, such as fixed positions, keep their values; other
     frozen parameters are initialised too. Weights that Hugging Face loaded or that are part of a
@@ -73,7 +74,8 @@ def init_(
             as on one rank.
         zero: patterns for the names of further layers whose output starts at zero.
         head_init: how the head starts: "zero"; "small", with standard deviation
-            sqrt(base_width) / fan_in; or "usual", with 1 / sqrt(fan_in).
+            sqrt(base_width) / fan_in; or "usual", with 1 / sqrt(fan_in). By default small, which
+            learns faster, if you give the base_width, otherwise zero.
         base_width: the width at which you tuned the learning rate; only "small" needs it.
         embedding_std: standard deviation of all embeddings; by default what each one declares,
             which is 0.02 for nn.Embedding, as in the paper's GPT.
@@ -81,6 +83,7 @@ def init_(
         overwrite: whether to overwrite weights that were loaded from a checkpoint or are part of a
             PEFT adapter.
     """
+    head_init = head_init or ("zero" if base_width is None else "small")
     plan = plan_init(
         model, zero=zero, head_init=head_init, base_width=base_width, embedding_std=embedding_std
     )
