@@ -48,6 +48,8 @@ def test_a_dry_run_for_ray_knows_no_cluster(capsys, tmp_path, study):
     code, printed, _ = run(capsys, *command, "ray", "--address", "nowhere:1")
     assert code == 0
     assert "as many at once as there is room for, by tasks of Ray of 1 thread each; " in printed
+    _, printed, _ = run(capsys, *command, "ray", "--devices", "2")
+    assert "room for, on 2 devices each, by tasks of Ray of 1 thread per device; " in printed
     _, printed, _ = run(capsys, *command, "ray", "--processes", "3")
     assert "3 at once by tasks of Ray" in printed
 
@@ -119,6 +121,8 @@ def test_a_run_that_fails_is_tried_twice_and_shown(capsys, tmp_path, study):
         (["--slurm", "time=5"], "--slurm is 'time=5', the executor local"),
         (["--address", "auto"], "--address is 'auto'"),
         (["--processes", "0"], "--processes is 0"),
+        (["--devices", "0"], "--devices is 0"),
+        (["--devices", "3"], "--devices are 3, and a run has a batch_size of 4"),
     ],
 )
 def test_bad_flags(capsys, tmp_path, study, flags, what):

@@ -419,6 +419,15 @@ def test_runs_are_all_combinations():
     assert shared == wider & {run.id for run in runs}
 
 
+def test_the_device_of_all_runs():
+    plain, on_gpu = (make_study(LandscapeConfig(**given)) for given in ({}, {"device": "cuda"}))
+    assert {cell.config.device for cell in plain.cells} == {"cpu"}
+    assert {cell.config.device for cell in on_gpu.cells} == {"cuda"}
+    assert plain.cells[0].config.id != on_gpu.cells[0].config.id
+    with pytest.raises(EinlinearError, match="device"):
+        LandscapeConfig(device="gpu")
+
+
 def test_dense_layers_are_normalised_like_others():
     plain, normed = (
         make_study(LandscapeConfig(structures=("dense",), weight_norm=is_normed)).cells[0].config

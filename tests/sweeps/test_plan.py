@@ -293,8 +293,65 @@ def test_each_process_sees_its_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("gpus", "devices", "processes", "seen"),
+    [
+        ("0,1,2,3", 2, 2, ["0,1", "2,3"]),
+        ("7,5,3", 2, 1, ["7,5"]),
+        ("a,b,c,d", 4, 1, ["a,b,c,d"]),
+        ("4,5", None, 2, ["4", "5"]),
+        ("4,5", 1, 2, ["4", "5"]),
+    ],
+)
+def test_each_run_has_gpus_of_its_own(monkeypatch, gpus, devices, processes, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    study = Study("s", {"task": "cifar", "batch_size": 8}, ({"seed": list(range(9))},))
+    placed = place(study, Placing(devices=devices))
+    assert (placed.processes, placed.gpus) == (processes, len(gpus.split(",")))
+    assert placed.most_threads == 16 // (processes * placed.num_devices)
+    own = [
+        _environment(number, 1, placed.gpus, placed.num_devices)["CUDA_VISIBLE_DEVICES"]
+        for number in range(processes + 1)
+    ]
+    assert own == [*seen, seen[0]]  # one more than there is room for shares
+
+
+def test_devices_without_gpus_are_processes(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    study = Study("s", {"task": "cifar", "batch_size": 8}, ({"seed": list(range(9))},))
+    placed = place(study, Placing(devices=4))
+    assert (placed.processes, placed.most_threads, placed.gpus) == (2, 1, 0)
+    assert place(study, Placing(devices=8)).processes == 1
+    assert "CUDA_VISIBLE_DEVICES" not in _environment(0, 1, 0, 4)
+
+
+def test_devices_that_a_run_cannot_have(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    study = Study("s", {"task": "cifar", "batch_size": 12, "accumulation": 2})
+    with pytest.raises(el.EinlinearError, match="devices are 3, and this machine has 2"):
+        place(study, Placing(devices=3))
+    on_cpu = Study("s", {"task": "cifar", "batch_size": 12, "device": "cpu"})
+    assert place(on_cpu, Placing(devices=3)).gpus == 0
+    with pytest.raises(el.EinlinearError, match="a batch_size of 12 and an accumulation of 2") as e:
+        place(study, Placing("ray", devices=4))
+    assert e.value.fix == "give a batch_size that is a multiple of 8"
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "gpus"),
+    [("auto", 2, 2), ("auto", 1, 1), ("auto", None, 0), ("cpu", 2, 0)],
+)
+def test_slurm_is_asked_for_gpus_that_runs_can_use(device, devices, gpus):
+    study = Study("s", {"task": "cifar", "batch_size": 8, "device": device})
+    assert place(study, Placing("slurm", devices=devices)).gpus == gpus
+
+
+@pytest.mark.parametrize(
     ("given", "what"),
     [
+        ({"devices": 0}, "devices"),
+        ({"devices": 2, "executor": "inline"}, "devices are 2, the executor inline"),
         ({"executor": "cloud"}, "executor is 'cloud'"),
         ({"processes": 0}, "processes"),
         ({"processes": 100_000}, "processes is 100000"),

@@ -11,7 +11,7 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.files.whole import as_path
 from einlinear.layers.scaling import Parametrization
 from einlinear.models.choices import ActivationName
-from einlinear.runs.settings import OptimizerName
+from einlinear.runs.settings import Device, OptimizerName
 from einlinear.structures.plan import make_plan
 from einlinear.structures.text import parse
 from einlinear.structures.values import one_of, whole_number
@@ -40,6 +40,7 @@ class LandscapeConfig:
         activation: activation between the layers.
         weight_norm: whether the inner layers normalise their factors.
         optimizer: adamw, or muon, whose best rates are higher.
+        device: cpu, cuda, or auto: cuda if available.
     """
 
     structures: tuple[str, ...] = (
@@ -60,6 +61,7 @@ class LandscapeConfig:
     activation: ActivationName = "relu"
     weight_norm: bool = False
     optimizer: OptimizerName = "adamw"
+    device: Device = "cpu"
 
     def __post_init__(self) -> None:
         for name, example in (("structures", "dense and btt"), ("widths", "64 and 256")):
@@ -88,6 +90,7 @@ class LandscapeConfig:
             )
         one_of(self.activation, "activation", get_args(ActivationName))
         one_of(self.optimizer, "optimizer", get_args(OptimizerName))
+        one_of(self.device, "device", get_args(Device))
 
     def exponents(self, parametrization: Parametrization) -> range:
         """The learning rates of a parametrization, as powers of two, lowest first."""
@@ -142,7 +145,7 @@ def make_study(config: LandscapeConfig, data: str | Path | None = None) -> Study
     """
     base: dict[str, Any] = {
         "task": "cifar",
-        "device": "cpu",
+        "device": config.device,
         "pool": config.pool,
         "activation": config.activation,
         "weight_norm": config.weight_norm,

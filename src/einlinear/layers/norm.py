@@ -43,7 +43,7 @@ def common_scales(squares_f: Tensor, numbers: Sequence[int], stds: Sequence[floa
         stds: the standard deviation of each factor.
     """
     limits = [number * std**2 for number, std in zip(numbers, stds, strict=True)]
-    return (squares_f / squares_f.new_tensor(limits)).clamp(min=1.0).rsqrt()
+    return (squares_f / _numbers_like(squares_f, limits)).clamp(min=1.0).rsqrt()
 
 
 def normalised_experts(factors: Sequence[Tensor], stds: Sequence[float]) -> list[Tensor]:
@@ -63,5 +63,13 @@ def expert_shrinkage(factors: Sequence[Tensor], stds: Sequence[float], scales_fe
     an expert, since its matrix is linear in each.
     """
     numbers = [factor[0].numel() * std**2 for factor, std in zip(factors, stds, strict=True)]
-    shrink_fe = scales_fe.square() / scales_fe.new_tensor(numbers).unsqueeze(-1)
+    shrink_fe = scales_fe.square() / _numbers_like(scales_fe, numbers).unsqueeze(-1)
     return torch.where(scales_fe < 1, shrink_fe, 0.0)
+
+
+def _numbers_like(tensor: Tensor, numbers: Sequence[float]) -> Tensor:
+    """Numbers in a tensor of the same dtype and device, filled in there.
+
+    A tensor made of a list is copied to a GPU, and the program waits for the copy.
+    """
+    return torch.stack([tensor.new_full((), number) for number in numbers])

@@ -27,6 +27,7 @@ class Job:
     threads: of torch; None lets the run use as many as its steps can use.
     folder: the working directory, for relative paths in the config.
     after: number and modification time of the dead claim on the run.
+    devices: processes of the run, each with a GPU of its own if there are any.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Job:
     threads: int | None
     folder: str
     after: Sequence[int] | None = None
+    devices: int = 1
 
     @property
     def directory(self) -> Path:

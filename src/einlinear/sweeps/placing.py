@@ -27,7 +27,8 @@ _MOST_QUEUED = 64  # Slurm jobs at once, by default
 class Placing:
     """Where runs are trained: the arguments of `sweep`, and what `place` sets.
 
-    gpus: of this machine.
+    devices: of each run; None is one, for which Slurm is asked for no GPU.
+    gpus: of this machine; of a job of Slurm.
     most_threads: of a local run that chooses its threads.
     """
 
@@ -36,6 +37,7 @@ class Placing:
     threads: int | None = None
     address: str | None = None
     slurm: Mapping[str, str] = field(default_factory=dict)
+    devices: int | None = None
     gpus: int = 0
     most_threads: int | None = None
 
@@ -46,7 +48,7 @@ class Placing:
                 rule=f"executor is one of {', '.join(get_args(ExecutorName))}",
                 fix='use "local", or leave it out',
             )
-        for name in ("processes", "threads"):
+        for name in ("processes", "threads", "devices"):
             if getattr(self, name) is not None:
                 whole_number(getattr(self, name), name, 1)
         if self.executor == "local" and self.processes is not None:
@@ -56,6 +58,12 @@ class Placing:
                 what=f"processes are {self.processes}, the executor inline",
                 rule="inline runs are trained one after the other, in this process",
                 fix='use executor="local", or leave processes out',
+            )
+        if self.executor == "inline" and self.num_devices > 1:
+            raise EinlinearError(
+                what=f"devices are {self.devices}, the executor inline",
+                rule="inline runs are trained in this process, on one device",
+                fix='use executor="local", or leave devices out',
             )
         belongs = {"address": "ray", "slurm": "slurm"}
         for name, executor in belongs.items():
@@ -69,31 +77,46 @@ class Placing:
                     fix=f'use executor="{executor}", or leave {name} out',
                 )
 
+    @property
+    def num_devices(self) -> int:
+        """How many devices each run has."""
+        return self.devices or 1
+
 
 def place(study: Study, placing: Placing) -> Placing:
     """Return the placing with processes, threads and GPUs chosen for the runs of a study.
 
-    There is one process per GPU, or else per core, but no more than runs. Small models gain little
+    There is one run at once per GPU, or else per core, but no more than runs; with several devices
+    for each run, one per so many GPUs or cores. Small models gain little
     from a second thread, so each process has one. If there are fewer runs than cores, the runs
     share the cores, and each uses as many of its share as its steps can use. The choice depends on
     the whole study, not on the runs that are left, so that a resumed run has the same threads and
     the same rounding.
     """
+    devices = placing.num_devices
+    _check_batches(study, devices)
     if placing.executor == "ray":
         return replace(placing, threads=placing.threads or 1)
     num_runs = len(study.cells)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus, most = 0, _MOST_QUEUED  # Slurm knows its machines
     threads, share = placing.threads, None
+    is_used = any(cell.settings.get("device") != "cpu" for cell in study.cells)
     if placing.executor == "inline":
         most = 1
     elif placing.executor == "local":
-        is_used = any(cell.settings.get("device") != "cpu" for cell in study.cells)
         gpus = count_gpus() if is_used else 0
-        most = gpus or cores or 1
-        share = max(1, (cores or 1) // (placing.processes or min(num_runs, most)))
+        if 0 < gpus < devices:
+            raise EinlinearError(
+                what=f"devices are {devices}, and this machine has {gpus}",
+                rule="a run has all its GPUs on one machine",
+                fix=f"use {gpus} devices or fewer",
+            )
+        most = max(1, (gpus or cores or 1) // devices)
+        share = max(1, (cores or 1) // (devices * (placing.processes or min(num_runs, most))))
     else:
         threads = threads or 1
+        gpus = placing.devices or 0 if is_used else 0
     return replace(
         placing,
         processes=min(num_runs, placing.processes or most),
@@ -101,6 +124,19 @@ def place(study: Study, placing: Placing) -> Placing:
         gpus=gpus,
         most_threads=share,
     )
+
+
+def _check_batches(study: Study, devices: int) -> None:
+    """Refuse batches that cannot be divided evenly among the devices of a run."""
+    for config in (cell.config for cell in study.cells):
+        parts = devices * config.accumulation
+        if devices > 1 and config.batch_size % parts:
+            raise EinlinearError(
+                what=f"devices are {devices}, and a run has a batch_size of {config.batch_size} "
+                f"and an accumulation of {config.accumulation}",
+                rule="all devices compute parts of the same size",
+                fix=f"give a batch_size that is a multiple of {parts}",
+            )
 
 
 def opened(placing: Placing, out: Path) -> closing[Executor]:
@@ -112,17 +148,19 @@ def _make(placing: Placing, out: Path) -> Executor:
     if placing.executor == "inline":
         return InlineExecutor()
     processes, threads = placing.processes, placing.threads or placing.most_threads
+    devices, gpus = placing.num_devices, placing.gpus
     assert threads is not None, "`place` has chosen"
     if placing.executor == "ray":  # Ray and Slurm need optional packages
         from einlinear.sweeps.executors.ray import RayExecutor
 
-        return RayExecutor(placing.address, threads, most=processes)
+        return RayExecutor(placing.address, threads, devices=devices, most=processes)
     assert processes is not None, "`place` has chosen"
     if placing.executor == "local":
-        return LocalExecutor(processes, threads, placing.gpus)
+        return LocalExecutor(processes, threads, gpus, devices)
     from einlinear.sweeps.executors.slurm import SlurmExecutor
 
-    return SlurmExecutor(out / "slurm", processes, threads, placing.slurm)
+    folder, cpus = out / "slurm", threads * devices
+    return SlurmExecutor(folder, processes, cpus, placing.slurm, gpus=gpus)
 
 
 def count_gpus() -> int:

@@ -16,6 +16,7 @@ from einlinear.runs.config import RunConfig
 from einlinear.runs.directory import CONFIG, BusyError, RunDirectory, is_locked, put_aside
 from einlinear.sweeps.claims import Claim, Sight, Watch, take
 from einlinear.sweeps.job import LOG, Job, Outcome, finished, keep_failure
+from einlinear.sweeps.peers import peers_of
 from einlinear.training.loop import TrainProgress
 from einlinear.training.train import train
 
@@ -73,7 +74,8 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
             place = RunDirectory(job.directory)
             _check(place, config)
             place.keep_config(config)  # so that a run that fails before its first step has a name
-            train(config, job.directory, report, threads=job.threads)
+            with peers_of(job):
+                train(config, job.directory, report, threads=job.threads)
         except (_LostClaimError, BusyError):
             raise
         except Exception as error:

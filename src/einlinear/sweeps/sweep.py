@@ -82,6 +82,7 @@ def sweep(
     threads: int | None = None,
     address: str | None = None,
     slurm: Mapping[str, str] | None = None,
+    devices: int | None = None,
     on_plan: Callable[[SweepPlan], None] | None = None,
     on_progress: OnSweepProgress | None = None,
 ) -> SweepResult:
@@ -99,11 +100,13 @@ def sweep(
         threads: of each run; by default chosen by the size of a step and the machine.
         address: of a Ray cluster; by default one is started on this machine.
         slurm: settings of Slurm jobs by name, for example {"partition": "cpu", "time": "120"}.
+        devices: of each run, all on one machine: as many processes, each with a GPU of its own if
+            there are any; by default one.
         on_plan: called before the first run.
         on_progress: called twice a second.
     """
     study = as_study(study)
-    given = Placing(executor, processes, threads, address, dict(slurm or {}))
+    given = Placing(executor, processes, threads, address, dict(slurm or {}), devices)
     placing = place(study, given)
     out = sweep_directory(out)
     with opened(placing, out) as where:
@@ -177,8 +180,9 @@ def plan_sweep(
 def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnSweepProgress) -> SweepResult:
     """Train the runs of a plan that have no record."""
     folder, threads = os.getcwd(), plan.placing.threads
+    devices = plan.placing.num_devices
     jobs = [
-        (run, Job(run.id, str(plan.out), run.config.as_dict(), threads, folder))
+        (run, Job(run.id, str(plan.out), run.config.as_dict(), threads, folder, devices=devices))
         for run in plan.runs
     ]
     records, failures = Driver(jobs, executor, on_progress, plan.records).to_the_end()

@@ -102,6 +102,8 @@ class RunLoop:
     ) -> None:
         self.config, self.place, self.plan, self.directory = config, place, plan, directory
         self.writes_to = directory if place.is_first else None
+        if place.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(place.device)  # of earlier runs of this process
         self.state = TrainState(config, plan.task, place, plan.model)
         rows = max(1, config.batch_size // config.accumulation)
         validation = self.state.task.validation(config.eval_size, batch=rows)
@@ -373,7 +375,8 @@ class RunLoop:
     def _finish(self, status: Status) -> RunRecord:
         """Write the weights and the record."""
         if self.place.device.type == "cuda":
-            self.peak_bytes = torch.cuda.max_memory_allocated(self.place.device)
+            most = torch.cuda.max_memory_allocated(self.place.device)
+            self.peak_bytes = max(self.peak_bytes, most)
         task = self.plan.task
         last = (0.0, 0)
         for _, loss, steps in self._last:

@@ -20,6 +20,7 @@ from einlinear.runs.config import RunConfig
 from einlinear.runs.schedule import average_weight, rate_multiplier
 from einlinear.training.distributed import DataParallel, Place, Spread, mean, share
 from einlinear.training.model import base_inputs
+from einlinear.training.prefetch import prefetcher_for
 
 _STATE = {False: ("step", "exp_avg", "exp_avg_sq"), True: ("momentum_buffer",)}  # True for Muon
 
@@ -29,7 +30,8 @@ class TrainState:
 
     `model` owns the parameters; call `module`, which is the same on one device. `losses` is the sum
     of the losses since it was last reset. It stays on the device, so that no step waits for it.
-    `data_seconds` is the time spent making batches.
+    `data_seconds` is the time in which training waits for batches. On a GPU, a thread makes them
+    ahead of time; `close` ends it.
     """
 
     def __init__(self, config: RunConfig, task: Task, place: Place, model: nn.Module) -> None:
@@ -55,6 +57,10 @@ class TrainState:
         self.average = [p.detach().clone() for p in self.parameters] if config.ema else []
         self.losses = torch.zeros((), dtype=torch.float64, device=place.device)
         self.data_seconds = 0.0
+        self._ahead = None
+        if place.device.type == "cuda":
+            given = self._make_batch, config.steps, config.accumulation
+            self._ahead = prefetcher_for(place.device, *given)
 
     def rate(self, step: int) -> float:
         """The learning rate at a step, at the base width."""
@@ -79,11 +85,19 @@ class TrainState:
     def batch(self, step: int, part: int) -> Batch:
         """The rows that this process computes in one part of a step."""
         begin = perf_counter()
-        config = self.config
-        rows = share(config, self.place, part)
-        batch = self.task.batch(step, config.batch_size, seed=config.seed, share=rows)
+        batch = (self._ahead or self._make_batch)(step, part)
         self.data_seconds += perf_counter() - begin
         return batch
+
+    def _make_batch(self, step: int, part: int) -> Batch:
+        config = self.config
+        rows = share(config, self.place, part)
+        return self.task.batch(step, config.batch_size, seed=config.seed, share=rows)
+
+    def close(self) -> None:
+        """End the thread that makes batches, if there is one."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradients of one part of a step; returns its loss without the balance loss."""

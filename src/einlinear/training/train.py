@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -84,10 +84,11 @@ def train(
                     frozen = _source(config, directory, thaw)
                     plan = _prepared(config, place, directory)
                 run = RunLoop(config, place, plan, directory, mirrors)
-                run.restore(frozen)
-                if on_start is not None and place.is_first:
-                    on_start(plan, run.done)
-                record = run.to_the_end(progress)
+                with closing(run.state):
+                    run.restore(frozen)
+                    if on_start is not None and place.is_first:
+                        on_start(plan, run.done)
+                    record = run.to_the_end(progress)
             _compare(directory, record)
             return record
         finally:
@@ -148,16 +149,27 @@ def _prepared(config: RunConfig, place: Place, directory: RunDirectory | None) -
 
 @contextmanager
 def using_tf32(device: torch.device, is_allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in products of float32 matrices on a GPU, within the block."""
+    """Allow or forbid TF32 in products of float32 matrices on a GPU, within the block.
+
+    From 2.9 on, torch has two settings for it. Writing the older one writes both; reading it is an
+    error where a caller has written only the newer one.
+    """
     if device.type != "cuda":
         yield
         return
-    held = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = is_allowed
+    matmul = torch.backends.cuda.matmul
+    newer = getattr(matmul, "fp32_precision", None)
+    try:
+        older = matmul.allow_tf32
+    except RuntimeError:  # the two disagree
+        older = newer != "tf32"
+    matmul.allow_tf32 = is_allowed
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = held
+        matmul.allow_tf32 = older
+        if newer is not None:
+            matmul.fp32_precision = newer
 
 
 @contextmanager

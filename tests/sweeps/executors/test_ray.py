@@ -1,5 +1,6 @@
 """Jobs on Ray: real clusters, real deaths; a stand-in only for machines that are not here."""
 
+import json
 import os
 import signal
 import socket
@@ -291,6 +292,30 @@ def test_gpus_are_asked_for_where_a_run_can_use_them(tmp_path):
     ray.machines = [machine(2)]
     cluster.start(tiny_job(tmp_path, device="auto"))
     assert ray.requests[-1]["num_gpus"] == 0
+
+
+def test_several_gpus_of_one_machine(tmp_path):
+    ray = FakeRay(machine(16, gpus=4), machine(16, gpus=3), machine(4, gpus=8), machine(64))
+    cluster = Cluster(ray, "auto", 2, None, devices=2)
+    assert cluster.most_gpus == 8
+    assert cluster.slots == 2 + 1 + 1
+    cluster.start(tiny_job(tmp_path, device="auto"))
+    cluster.start(tiny_job(tmp_path, device="cpu"))
+    asked = [(request["num_cpus"], request["num_gpus"]) for request in ray.requests]
+    assert asked == [(4, 2), (4, 0)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        ({"largest": 8.0, "gpus": 2, "slots": 1}, "devices are 4, and the machine with the most"),
+        ({"largest": 7.0, "gpus": 0, "slots": 1}, "threads are 2 for each of 4 devices"),
+    ],
+)
+def test_devices_that_no_machine_has(monkeypatch, answer, what):
+    answer_with(monkeypatch, json.dumps(answer))
+    with pytest.raises(EinlinearError, match=what):
+        RayExecutor("auto", 2, devices=4)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,22 @@ def test_no_time_is_that_of_the_partition(slurm):
 
 
 @pytest.mark.parametrize(
+    ("gpus", "options", "flags"),
+    [
+        (0, {}, []),
+        (2, {}, ["--gpus-per-node=2"]),
+        (2, {"gpus": "a100:2"}, ["--gpus=a100:2"]),
+        (2, {"gpus-per-task": "3"}, ["--gpus-per-task=3"]),
+    ],
+)
+def test_gpus_are_asked_for_once(slurm, gpus, options, flags):
+    executor = SlurmExecutor(slurm / "slurm", 1, 1, options, gpus=gpus)
+    text = executor._submitit._make_submission_file_text("command", "uid")
+    asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if "#SBATCH" in line]
+    assert [flag for flag in asked if flag.startswith("--gpu")] == flags
+
+
+@pytest.mark.parametrize(
     ("option", "message"),
     [
         ("partitions", "unknown setting of Slurm: 'partitions'.*did you mean 'partition'"),

@@ -38,6 +38,7 @@ def sweep(
     threads: int | None = None,
     address: str | None = None,
     slurm: tuple[str, ...] = (),
+    devices: int | None = None,
     dry_run: bool = False,
 ) -> None:
     """Train all runs of a study: prints the plan, then the progress of each run.
@@ -54,10 +55,11 @@ def sweep(
         threads: Threads of each run; by default, as many as its steps can use and cores allow.
         address: Address of a Ray cluster; by default, one is started on this machine.
         slurm: Settings of Slurm jobs, such as partition=cpu time=120 mem=8G.
+        devices: GPUs of each run, all on one machine; without GPUs, its processes; by default, 1.
         dry_run: Print the plan and stop; nothing is written.
     """
     loaded, settings = load_study(study), _settings(slurm)
-    placing = Placing(executor, processes, threads, address, settings)
+    placing = Placing(executor, processes, threads, address, settings, devices)
     out = sweep_directory(out)
     print(f"study: {loaded.name}")
     print(
@@ -80,6 +82,7 @@ def sweep(
                 threads=threads,
                 address=address,
                 slurm=settings,
+                devices=devices,
                 on_plan=screen.start,
                 on_progress=screen.show,
             )
@@ -180,6 +183,8 @@ def _where(plan: SweepPlan) -> str:
     threads, most = plan.placing.threads, plan.placing.most_threads
     each = "1 thread" if (threads or most) == 1 else f"{threads or f'up to {most}'} threads"
     by = f"by {nouns[plan.placing.executor]} of {each} each"
+    if plan.placing.num_devices > 1:
+        by = f"on {plan.placing.num_devices} devices each, {by.removesuffix('each')}per device"
     if plan.slots is None:
         return f"as many at once as there is room for, {by}; one after the other"
     return f"{plan.slots} at once {by}"

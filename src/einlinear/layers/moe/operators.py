@@ -21,6 +21,7 @@ from einlinear.layers.cost import cheapest, cheapest_cached
 from einlinear.layers.engine import compiled
 from einlinear.layers.moe import grouped
 from einlinear.layers.moe.assignment import Assignment
+from einlinear.layers.moe.blocked import BlockedExperts
 from einlinear.layers.moe.portable import PortableExperts, is_matrix, no_scales, reference_experts
 from einlinear.layers.opaque import (
     differentiable_gradients,
@@ -94,7 +95,8 @@ def experts_forward(
         if compiled.is_usable(x_rd):
             return grouped.grouped_forward(plan, x_rd, factors, bias, assignment, stds)
         variant = "strided"
-    return PortableExperts(plan, variant, x_rd, factors, assignment, stds).forward(bias)
+    make = PortableExperts if x_rd.is_cpu else BlockedExperts
+    return make(plan, variant, x_rd, factors, assignment, stds).forward(bias)
 
 
 def experts_backward(
@@ -115,7 +117,8 @@ def experts_backward(
                 plan, grad_ro, x_rd, factors, assignment, scales_fe, stds, wanted
             )
         variant = "strided"
-    experts = PortableExperts(plan, variant, x_rd, factors, assignment, stds)
+    make = PortableExperts if x_rd.is_cpu else BlockedExperts
+    experts = make(plan, variant, x_rd, factors, assignment, stds)
     return only_wanted(experts.backward(grad_ro, scales_fe, wanted), wanted)
 
 

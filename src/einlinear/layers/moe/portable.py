@@ -1,4 +1,4 @@
-"""Many experts by operations of torch, on any device: each expert multiplies its own rows.
+"""Many experts by operations of torch, on the CPU: each expert multiplies its own rows.
 
 An expert takes the rows of its tokens, multiplies them, and adds the results to the rows of its
 tokens, so only one expert's rows are in memory at a time. A pair's weight multiplies its input.
@@ -66,6 +66,9 @@ def reference_experts(
 class PortableExperts:
     """Both passes of many experts on real tensors, without autograd.
 
+    It reads how many rows each expert has. A GPU would have to finish its work first, so
+    `blocked` overrides what depends on that.
+
     variant: "matrix" for experts that are one matrix, else "strided" or "einsum".
     stds: the standard deviations of the factors, if they are normalised.
     """
@@ -81,15 +84,19 @@ class PortableExperts:
     ):
         self.plan, self.variant, self.assignment, self.stds = plan, variant, assignment, stds
         self.x_rd, self.factors = rows(x_rd), contiguous(factors)
-        self.ends = [0, *assignment.ends_e.tolist()]
-        self.most = max((end - start for start, end in pairwise(self.ends)), default=0)
         self._check()
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Find the rows of each expert."""
+        self.ends = [0, *self.assignment.ends_e.tolist()]
+        self.most = max((end - start for start, end in pairwise(self.ends)), default=0)
 
     def _check(self) -> None:
         """Raise an error unless the factors are those of the plan, with an axis of experts."""
         shapes, x = self.plan.factor_shapes, self.x_rd
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
-            shape = (len(self.ends) - 1, *shapes[step.factor])
+            shape = (self.assignment.num_experts, *shapes[step.factor])
             if factor.shape != shape or (factor.dtype, factor.device) != (x.dtype, x.device):
                 raise EinlinearError(
                     what=f"factor {step.factor} of the experts is {tuple(factor.shape)}, "
@@ -100,28 +107,51 @@ class PortableExperts:
 
     def forward(self, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """The output rows, and the scales of normalisation (factors x experts, or empty)."""
-        x_rd, plan, assignment = self.x_rd, self.plan, self.assignment
-        scales_fe = expert_scales(self.factors, self.stds) if self.stds else no_scales(x_rd)
+        assignment = self.assignment
+        scales_fe = expert_scales(self.factors, self.stds) if self.stds else no_scales(self.x_rd)
         u_p = self._scaled(assignment.w_p, scales_fe)
+        y_po = self._products()
+        if not assignment.y_by_token:
+            return y_po if u_p is None else _weighted(y_po, u_p, y_po), scales_fe
+        y_to = self._sum(y_po, u_p)
+        return y_to if bias is None else y_to.add_(bias), scales_fe
+
+    def _products(self) -> Tensor:
+        """The row of every pair times the matrix of its expert."""
+        x_rd, plan, assignment = self.x_rd, self.plan, self.assignment
         taken = x_rd.new_empty(self.most, plan.d_in) if assignment.x_by_token else None
         y_po = x_rd.new_empty(assignment.num_pairs, plan.d_out)
         for expert, share in self._shares():
             x_pd = self._take(x_rd, share, taken)
             own = [factor[expert] for factor in self.factors]
             _multiply_rows(plan, self.variant, x_pd, own, y_po[share])
-        if not assignment.y_by_token:
-            return y_po if u_p is None else _weighted(y_po, u_p, y_po), scales_fe
-        y_to = self._sum(y_po, u_p)
-        return y_to if bias is None else y_to.add_(bias), scales_fe
+        return y_po
 
     def backward(
         self, grad_ro: Tensor, scales_fe: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """The gradients of input, weights, bias and factors; maybe of weights nobody wants."""
-        plan, x_rd, grad_ro, assignment = self.plan, self.x_rd, rows(grad_ro), self.assignment
+        grad_ro, assignment = rows(grad_ro), self.assignment
         u_p, shrink_fe = self._scaled(assignment.w_p, scales_fe), None
         if self.stds and any(wanted[3:]):
             shrink_fe = expert_shrinkage(self.factors, self.stds, scales_fe)
+        grad_x, grad_u, grads = self._gradients(grad_ro, u_p, shrink_fe, wanted)
+        if grad_x is not None and assignment.x_by_token:
+            grad_x = self._sum(grad_x, u_p)
+        elif grad_x is not None and u_p is not None:
+            grad_x = _weighted(grad_x, u_p, grad_x)
+        grad_bias = grad_ro.sum(0) if wanted[2] else None
+        return [grad_x, self._scaled(grad_u, scales_fe), grad_bias, *grads]
+
+    def _gradients(
+        self,
+        grad_ro: Tensor,
+        u_p: Tensor | None,
+        shrink_fe: Tensor | None,
+        wanted: Sequence[bool],
+    ) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
+        """The gradients of the rows of pairs before their weights, of u_p, and of factors."""
+        plan, x_rd, assignment = self.plan, self.x_rd, self.assignment
         needs_dots = u_p is not None and (wanted[1] or shrink_fe is not None)
         grad_u = torch.zeros_like(u_p) if needs_dots and u_p is not None else None
         grads = [
@@ -142,17 +172,11 @@ class PortableExperts:
             into = None if backs is None else backs[share]
             back_pd = _gradients_of_rows(plan, self.variant, in_pd, own, g_po, outs, into)
             if grad_u is not None and own_u is not None:
-                grad_u[share] = _row_dots(back_pd, x_pd)
+                grad_u[share] = row_dots(back_pd, x_pd)
                 if shrink_fe is not None:
                     _shrink_(outs, own, shrink_fe[:, expert] * (own_u @ grad_u[share]))
         self._clear_(grads)
-        grad_x = backs if wanted[0] else None
-        if grad_x is not None and assignment.x_by_token:
-            grad_x = self._sum(grad_x, u_p)
-        elif grad_x is not None and u_p is not None:
-            grad_x = _weighted(grad_x, u_p, grad_x)
-        grad_bias = grad_ro.sum(0) if wanted[2] else None
-        return [grad_x, self._scaled(grad_u, scales_fe), grad_bias, *grads]
+        return backs if wanted[0] else None, grad_u, grads
 
     def _shares(self) -> Iterator[tuple[int, slice]]:
         """The experts that have pairs, and which."""
@@ -204,7 +228,8 @@ def _shrink_(grads: Sequence[Tensor | None], factors: Sequence[Tensor], amounts_
             grad.addcmul_(factor, amount.to(grad.dtype), value=-1)
 
 
-def _row_dots(a_pd: Tensor, b_pd: Tensor) -> Tensor:
+def row_dots(a_pd: Tensor, b_pd: Tensor) -> Tensor:
+    """The dot product of each row of one tensor with that of the other, in float32 or better."""
     dtype = torch.promote_types(a_pd.dtype, torch.float32)
     dots_p: Tensor = torch.linalg.vecdot(a_pd.to(dtype), b_pd.to(dtype))
     return dots_p

@@ -28,11 +28,12 @@ SILENT_SECONDS = 300.0
 class LocalExecutor:
     """Worker processes with some threads each, of which a job may use fewer.
 
-    On a machine with GPUs, process i uses GPU i modulo their number.
+    On a machine with GPUs, each process has so many devices of its own, in order; if there are more
+    processes than that gives, they share.
     """
 
-    def __init__(self, processes: int, threads: int, gpus: int = 0) -> None:
-        self._threads, self._gpus = threads, gpus
+    def __init__(self, processes: int, threads: int, gpus: int = 0, devices: int = 1) -> None:
+        self._threads, self._gpus, self._devices = threads, gpus, devices
         self._selector = DefaultSelector()
         self._idle: list[_Worker] = []
         self._busy: list[_Worker] = []
@@ -116,7 +117,8 @@ class LocalExecutor:
 
     def _worker(self, number: int) -> _Worker:
         try:
-            worker = _Worker(number, _environment(number, self._threads, self._gpus))
+            own = _environment(number, self._threads, self._gpus, self._devices)
+            worker = _Worker(number, own)
         except OSError as error:
             raise EinlinearError(
                 what=f"process {number + 1} of the sweep cannot be started: {error.strerror}",
@@ -188,15 +190,16 @@ def _plan(answer: Mapping[str, Any]) -> tuple[PlannedRun, ...]:
     return tuple(map(PlannedRun.from_dict, answer["runs"]))
 
 
-def _environment(number: int, threads: int, gpus: int) -> dict[str, str]:
-    """Variables that give a process its threads and its GPU."""
+def _environment(number: int, threads: int, gpus: int, devices: int = 1) -> dict[str, str]:
+    """Variables that give a process its threads and its GPUs."""
     # Threads that spin while they wait take time from other processes.
     waiting = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
     own = {"OMP_WAIT_POLICY": waiting, "OMP_NUM_THREADS": str(threads)}
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = visible.split(",") if visible else [str(index) for index in range(gpus)]
-        own["CUDA_VISIBLE_DEVICES"] = names[number % gpus]
+        first = number % (gpus // devices) * devices
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + devices])
     return own
 
 

@@ -17,7 +17,7 @@ from einlinear.sweeps.executors.executor import missing_package
 from einlinear.sweeps.job import Job, Outcome
 
 _LAST_CHARACTERS = 600  # of an error, or of the last log entry
-_ANSWER = {"error", "largest", "slots", "outcome"}
+_ANSWER = {"error", "largest", "gpus", "slots", "outcome"}
 _SECONDS_TO_LEAVE = 10.0
 
 OPEN_SECONDS = 300.0
@@ -25,14 +25,15 @@ OPEN_SECONDS = 300.0
 
 
 class RayExecutor:
-    """Runs each job as one task, tried once, with some CPUs and, if there are any, one GPU.
+    """Runs each job as one task, tried once, with some CPUs and, if there are any, GPUs.
 
     A child process (`ray_driver`) talks to Ray. When it dies, running jobs end with it.
 
     Args:
         address: of a cluster: "auto", "host:6379", "ray://host:10001"; None starts one on this
             machine, which `close` ends.
-        threads: CPUs of a job.
+        threads: CPUs of each device of a job.
+        devices: GPUs of a job, all on one machine; without GPUs, its processes.
         most: jobs at once, if the cluster has room for more.
         cpus: of a cluster started here; None is all of the machine.
     """
@@ -42,6 +43,7 @@ class RayExecutor:
         address: str | None,
         threads: int,
         *,
+        devices: int = 1,
         most: int | None = None,
         cpus: int | None = None,
     ) -> None:
@@ -51,14 +53,14 @@ class RayExecutor:
         quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         # A cluster started here listens on the network, but only this process may use it.
         guarded = {} if address else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
-        arguments = [json.dumps([address, threads, cpus])]
+        arguments = [json.dumps([address, threads, cpus, devices])]
         self._child = Child("einlinear.sweeps.executors.ray_driver", arguments, quiet | guarded)
         self._selector = DefaultSelector()
         self._selector.register(self._child, EVENT_READ)
         self._slots, self._most = 1, most
         self._outcomes: list[Outcome] = []
         try:
-            self._open(threads)
+            self._open(threads, devices)
         except BaseException:
             self.close()
             raise
@@ -87,7 +89,7 @@ class RayExecutor:
         self._selector.close()
         self._child.leave(_SECONDS_TO_LEAVE)  # a cluster started by the child dies with it
 
-    def _open(self, threads: int) -> None:
+    def _open(self, threads: int, devices: int) -> None:
         """Wait for the cluster, and refuse jobs that would wait forever."""
         answers: list[dict[str, Any]] = []
         end = monotonic() + OPEN_SECONDS
@@ -97,11 +99,22 @@ class RayExecutor:
             answers = self._read(max(0.0, end - monotonic()))
         for answer in answers:
             largest = answer.get("largest")
-            if largest and largest < threads:
+            if largest and largest < threads * devices:
+                many = f" for each of {devices} devices" if devices > 1 else ""
                 raise EinlinearError(
-                    what=f"threads are {threads}, and the largest machine has {largest:g} CPUs",
+                    what=f"threads are {threads}{many}, and the largest machine has {largest:g} "
+                    "CPUs",
                     rule="a job has all its threads on one machine",
-                    fix=f"use {largest:g} threads or fewer",
+                    fix=f"use {largest // devices:g} threads or fewer"
+                    if largest >= devices
+                    else f"use {largest:g} devices or fewer",
+                )
+            gpus = answer.get("gpus")
+            if gpus and gpus < devices:
+                raise EinlinearError(
+                    what=f"devices are {devices}, and the machine with the most GPUs has {gpus}",
+                    rule="a job has all its GPUs on one machine",
+                    fix=f"use {gpus} devices or fewer",
                 )
             self._take(answer)
 

@@ -32,8 +32,10 @@ _STORE_BYTES = 100_000_000  # jobs and outcomes are small
 class Cluster:
     """A Ray cluster: its free room and the jobs of this process. Arguments as of RayExecutor."""
 
-    def __init__(self, ray: Any, address: str | None, threads: int, cpus: int | None) -> None:
-        self._ray, self._threads = ray, threads
+    def __init__(
+        self, ray: Any, address: str | None, threads: int, cpus: int | None, devices: int = 1
+    ) -> None:
+        self._ray, self._cpus, self._devices = ray, threads * devices, devices
         self._jobs: dict[Any, Job] = {}
         self._wants_gpu = True
         if address and re.fullmatch(r"[^/]+:\d+", address):
@@ -49,12 +51,18 @@ class Cluster:
         return max((node.get("CPU", 0.0) for node in self._machines()), default=0.0)
 
     @property
+    def most_gpus(self) -> int:
+        """GPUs of the machine that has the most."""
+        return max(map(_gpus, self._machines()), default=0)
+
+    @property
     def slots(self) -> int:
         """How many jobs there is room for, each on one machine; one if there is no machine yet."""
         machines = self._machines()
         by_gpu = self._wants_gpu and any(_gpus(machine) for machine in machines)
-        cpu_jobs = [int(machine.get("CPU", 0.0) // self._threads) for machine in machines]
-        gpu_jobs = [_gpus(machine) for machine in machines] if by_gpu else cpu_jobs
+        cpu_jobs = [int(machine.get("CPU", 0.0) // self._cpus) for machine in machines]
+        gpu_jobs = [_gpus(machine) // self._devices for machine in machines]
+        gpu_jobs = gpu_jobs if by_gpu else cpu_jobs
         return max(1, sum(map(min, cpu_jobs, gpu_jobs)))
 
     @property
@@ -65,8 +73,8 @@ class Cluster:
     def start(self, job: Job) -> None:
         """Submit a job to Ray, which runs it once, as soon as there is room."""
         self._wants_gpu = job.config.get("device") != "cpu"
-        gpus = int(self._wants_gpu and any(map(_gpus, self._machines())))
-        task = self._ray.remote(num_cpus=self._threads, num_gpus=gpus, max_retries=0)(run_remotely)
+        gpus = self._devices if self._wants_gpu and self.most_gpus else 0
+        task = self._ray.remote(num_cpus=self._cpus, num_gpus=gpus, max_retries=0)(run_remotely)
         self._jobs[task.remote(job)] = job
 
     def ended(self, seconds: float) -> Iterator[Outcome]:
@@ -135,16 +143,16 @@ def main() -> None:
     jobs: SimpleQueue[Job | None] = SimpleQueue()
     is_open = Event()
     Thread(target=_read, args=(requests, jobs, is_open), daemon=True).start()
-    address, threads, cpus = json.loads(sys.argv[1])
+    address, threads, cpus, devices = json.loads(sys.argv[1])
     try:
         import ray
 
-        cluster = Cluster(ray, address, threads, cpus)
+        cluster = Cluster(ray, address, threads, cpus, devices)
     except Exception as error:
         tell({"error": f"{type(error).__name__}: {error}"})
         return
     is_open.set()
-    tell({"largest": cluster.largest, "slots": cluster.slots})
+    tell({"largest": cluster.largest, "gpus": cluster.most_gpus, "slots": cluster.slots})
     try:
         serve(cluster, jobs, tell)
     except Exception as error:

@@ -39,6 +39,7 @@ class SlurmExecutor:
         folder: for the scripts, arguments, results and logs of submitit; on a shared disk.
         slots: how many jobs are queued or running at once.
         threads: CPUs of a job.
+        gpus: to request for a job, unless the options request some.
         options: of sbatch, for example {"partition": "cpu", "time": "120", "mem": "4GB"}; time in
             minutes, by default that of the partition.
         cluster: "local" runs the same jobs as processes of this machine, without Slurm.
@@ -51,6 +52,8 @@ class SlurmExecutor:
         threads: int,
         options: Mapping[str, str],
         cluster: Literal["slurm", "local"] = "slurm",
+        *,
+        gpus: int = 0,
     ) -> None:
         try:
             submitit = import_module("submitit")
@@ -58,6 +61,8 @@ class SlurmExecutor:
             raise missing_package("submitit", "slurm") from error
         self.slots = slots
         parameters = check_options(options, submitit.SlurmExecutor)
+        if gpus and not any(word in name for name in options for word in ("gpus", "gres")):
+            parameters["gpus_per_node"] = gpus  # a job is one task on one node
         self._submitit: Any
         self._states: _Queue | _Processes
         if cluster == "slurm":
