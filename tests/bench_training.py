@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import einlinear as el
-from einlinear.training.distributed import Place
+from einlinear.training.devices.distributed import Place
 from einlinear.training.loop import RunLoop
 from einlinear.training.plan import plan_run
 

@@ -15,7 +15,7 @@ from einlinear.sweeps.executors import child, worker
 
 # Slow imports. Modules of the tests cannot be listed: the server does not find them.
 LOADED = ["torch._dynamo", "torch.testing", "torch.distributed.fsdp", "hypothesis", "pytest"]
-LOADED += ["einlinear.cli.main", "einlinear.training.train", "einlinear.training.sharded"]
+LOADED += ["einlinear.cli.main", "einlinear.training.train", "einlinear.training.devices.sharded"]
 LOADED += ["einlinear.sweeps.sweep", "einlinear.sweeps.executors.worker"]
 LOADED += ["einlinear.sweeps.run_job", "einlinear.sweeps.planner"]
 

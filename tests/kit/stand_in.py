@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from einlinear.layers.moe import operators
 from einlinear.models.mup import muon
-from einlinear.training.distributed import Place
+from einlinear.training.devices.distributed import Place
 
 DEVICE = torch.device("meta")
 PLACE = Place(0, 1, DEVICE)

@@ -10,7 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from einlinear.errors import EinlinearError
-from einlinear.training import distributed, loop
+from einlinear.training import loop
+from einlinear.training.devices import distributed
 from einlinear.training.state import TrainState
 from einlinear.training.train import train
 from kit.runs import die, numbers, tiny

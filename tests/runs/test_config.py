@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear import EinlinearError, RunConfig, load_config
-from einlinear.layers.scaling import ADAM_SHARE
 from einlinear.runs.config import NOT_IN_ID
 from einlinear.structures.sizes import SIZES_RULE
 
@@ -214,7 +213,7 @@ def test_presets():
 @pytest.mark.parametrize("task", TASKS)
 def test_muon_has_a_rate_of_its_own(task):
     config, muon = RunConfig(task=task), RunConfig(task=task, optimizer="muon")
-    assert muon.lr == config.lr / ADAM_SHARE  # so what AdamW trains keeps its rate
+    assert muon.lr == 4 * config.lr
     assert replace(muon, lr=config.lr, optimizer="adamw") == config
     assert RunConfig(task=task, optimizer="muon", lr=0.3).lr == 0.3
     assert "optimizer" not in config.as_dict()

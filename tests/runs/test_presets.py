@@ -16,7 +16,7 @@ from einlinear.models.mup.groups import param_groups
 from einlinear.runs.presets import presets_of
 from einlinear.runs.schedule import eval_steps, rate_multiplier
 from einlinear.training.counting import count_model
-from einlinear.training.distributed import Place
+from einlinear.training.devices.distributed import Place
 from einlinear.training.model import make_model, make_shape
 from einlinear.training.needs import count_shape
 from einlinear.training.state import TrainState

@@ -16,7 +16,7 @@ from einlinear.sweeps.planner import plan_study
 from einlinear.sweeps.study import Study
 from einlinear.training import needs as module
 from einlinear.training.counting import count_model
-from einlinear.training.distributed import Place
+from einlinear.training.devices.distributed import Place
 from einlinear.training.model import make_shape
 from einlinear.training.needs import check_needs, count_shape, needs
 from einlinear.training.plan import cost_run

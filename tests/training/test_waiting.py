@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from einlinear.layers.moe import operators
 from einlinear.layers.moe.portable import PortableExperts
 from einlinear.runs.config import RunConfig
-from einlinear.training.distributed import Place
+from einlinear.training.devices.distributed import Place
 from einlinear.training.plan import plan_run
 from einlinear.training.state import TrainState
 from kit.runs import tiny

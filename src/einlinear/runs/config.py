@@ -12,7 +12,6 @@ from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
 from einlinear.files.whole import toml_text
 from einlinear.layers.scaling import (
-    ADAM_SHARE,
     EMBEDDING_STD,
     Decay,
     ExpertNorm,
@@ -72,6 +71,9 @@ A field with that value is not part of the id, and not stored if the preset has 
 files stay the same.
 """
 
+MUON_RATE = 4.0
+"""The default learning rate of Muon, relative to that of AdamW: about the best on small texts."""
+
 _BY_PRESET: Any = None  # default of a field that the preset decides
 
 
@@ -129,7 +131,8 @@ class RunConfig:
             "naive".
         optimizer: adamw, or muon: Muon for matrices, AdamW for embeddings, vectors and the head.
         lr: learning rate at the base width. For muon, the spectral norm of the step of a square
-            matrix; AdamW then has half of it, and the default is twice that of adamw.
+            matrix; AdamW then has half of it, and the default is four times that of
+            adamw.
         base_width: the width at which the learning rate was tuned.
         base_expansion: hidden width of feed-forward nets at the base width, in base widths: the
             learning rate of the second matrix follows from base_expansion * base_width inputs.
@@ -238,7 +241,7 @@ class RunConfig:
         if self.head_size is not None or self.num_heads is not None:
             preset = {name: value for name, value in preset.items() if name not in HEAD_SETTINGS}
         if self.optimizer == "muon":
-            preset["lr"] /= ADAM_SHARE  # what AdamW trains keeps its rate
+            preset["lr"] *= MUON_RATE
         steps = whole_number(
             preset["steps"] if self.steps is None else self.steps, "steps", *WHOLE_NUMBERS["steps"]
         )

@@ -105,7 +105,7 @@ def main() -> None:
     job = Job(**json.loads(sys.stdin.buffer.readline()))
     Thread(target=_leave_with_input, daemon=True).start()
     from einlinear.runs.config import RunConfig
-    from einlinear.training.distributed import SharedError  # torch takes seconds to load
+    from einlinear.training.devices.distributed import SharedError  # torch takes seconds to load
     from einlinear.training.train import train
 
     with suppress(OSError):  # another machine may lack it, and not need it

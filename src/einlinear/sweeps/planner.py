@@ -22,7 +22,7 @@ from einlinear.show.numbers import FLOPS_PER_MAC
 from einlinear.sweeps.job import all_finished
 from einlinear.sweeps.plan import PlannedRun, PlanRequest
 from einlinear.sweeps.study import BUDGET, Study, StudyCell
-from einlinear.training.distributed import joined
+from einlinear.training.devices.distributed import joined
 from einlinear.training.loop import RunLoop
 from einlinear.training.needs import check_needs, fits, using_threads
 from einlinear.training.plan import cost_run, plan_run

@@ -12,7 +12,7 @@ from einlinear.data.tasks.cifar import CifarTask
 from einlinear.data.tasks.task import Batch
 from einlinear.layers.moe.routing import Routed, Routing
 from einlinear.runs.record import LayerRouting
-from einlinear.training.distributed import summed
+from einlinear.training.devices.distributed import summed
 from einlinear.training.state import TrainState
 
 

@@ -32,7 +32,7 @@ from einlinear.training.checkpoint import (
     remove_later,
     save_checkpoint,
 )
-from einlinear.training.distributed import Place, from_first, mean
+from einlinear.training.devices.distributed import Place, from_first, mean
 from einlinear.training.evaluate import Evaluator
 from einlinear.training.plan import RunPlan
 from einlinear.training.signals import Deferred

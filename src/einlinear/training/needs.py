@@ -18,7 +18,7 @@ from einlinear.runs.presets import SEQUENCE_TASKS, preset_values
 from einlinear.runs.record import Counts
 from einlinear.show.numbers import amount
 from einlinear.training.counting import count_model
-from einlinear.training.distributed import Place
+from einlinear.training.devices.distributed import Place
 from einlinear.training.model import make_shape
 
 MACS_PER_THREAD = 500_000_000

@@ -18,9 +18,9 @@ from einlinear.models.mup.groups import param_groups, plain_groups
 from einlinear.models.mup.muon import Muon
 from einlinear.runs.config import RunConfig
 from einlinear.runs.schedule import average_weight, rate_multiplier
-from einlinear.training.distributed import DataParallel, Place, Spread, mean, share
+from einlinear.training.devices.distributed import DataParallel, Place, Spread, mean, share
+from einlinear.training.devices.prefetch import prefetcher_for
 from einlinear.training.model import base_inputs
-from einlinear.training.prefetch import prefetcher_for
 
 _STATE = {False: ("step", "exp_avg", "exp_avg_sq"), True: ("momentum_buffer",)}  # True for Muon
 
@@ -224,6 +224,6 @@ def spread_model(model: nn.Module, config: RunConfig, place: Place) -> Spread:
         return Spread(model)
     if config.shard == "ddp":
         return DataParallel(model, place)
-    from einlinear.training.sharded import Sharded  # loads slowly
+    from einlinear.training.devices.sharded import Sharded  # loads slowly
 
     return Sharded(model, place)

@@ -15,7 +15,7 @@ from einlinear.runs.directory import DamagedError, RunDirectory, read_record
 from einlinear.runs.record import RunRecord
 from einlinear.structures.values import whole_number
 from einlinear.training.checkpoint import has_checkpoint
-from einlinear.training.distributed import Place, check_share, from_first, joined, together
+from einlinear.training.devices.distributed import Place, check_share, from_first, joined, together
 from einlinear.training.loop import Mirror, OnProgress, RunLoop
 from einlinear.training.needs import MOST_THREADS, check_needs, using_threads
 from einlinear.training.plan import RunPlan, plan_run

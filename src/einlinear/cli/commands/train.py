@@ -59,7 +59,7 @@ def train(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # torch reads it when it is loaded; idle threads must not spin
     from einlinear.cli.progress import training_bar  # torch takes a while to load
-    from einlinear.training.distributed import SharedError, numbers
+    from einlinear.training.devices.distributed import SharedError, numbers
     from einlinear.training.mirrors import open_mirror
     from einlinear.training.train import train as run_training
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from einlinear.training.distributed import Place, Spread
+from einlinear.training.devices.distributed import Place, Spread
 
 
 class Sharded(Spread):

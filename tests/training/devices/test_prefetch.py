@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einlinear.data.tasks.task import Batch
-from einlinear.training import prefetch, state
-from einlinear.training.prefetch import Prefetcher
+from einlinear.training import state
+from einlinear.training.devices import prefetch
+from einlinear.training.devices.prefetch import Prefetcher
 from einlinear.training.train import train
 from kit.runs import numbers, tiny, without_clock
 from kit.train_processes import train_and_stop

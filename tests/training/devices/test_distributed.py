@@ -8,8 +8,8 @@ from torch.distributed import DistBackendError
 
 from einlinear.cli import main as cli
 from einlinear.errors import EinlinearError
-from einlinear.training import distributed
-from einlinear.training.distributed import explained, joined, numbers, patience
+from einlinear.training.devices import distributed
+from einlinear.training.devices.distributed import explained, joined, numbers, patience
 from kit.forked import context
 from kit.runs import tiny
 from kit.train_processes import stopping
