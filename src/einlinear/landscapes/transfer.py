@@ -10,7 +10,7 @@ from typing import Literal
 
 from einlinear.landscapes.cells import LandscapeCell
 
-Answer = Literal["transfers", "nearly transfers", "does not transfer", "cannot be told"]
+TransferAnswer = Literal["transfers", "nearly transfers", "does not transfer", "cannot be told"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Transfer:
     diverged: int
 
     @property
-    def word(self) -> Answer:
+    def word(self) -> TransferAnswer:
         """The verdict: one rate costs at most 2 % of the loss, at most 5 %, or more."""
         if self.diverged or self.worst_share > 0.05:
             return "does not transfer"
@@ -98,7 +98,7 @@ def find_transfer(cells: Sequence[LandscapeCell]) -> Transfer | None:
     )
 
 
-def find_answer(cells: Sequence[LandscapeCell]) -> Answer:
+def find_answer(cells: Sequence[LandscapeCell]) -> TransferAnswer:
     """Whether the best rate of the first cell transfers to the others, if the grid can tell.
 
     If a best rate is at an end of the grid, the true best may lie beyond, and the cost of one rate

@@ -14,9 +14,9 @@ from einlinear.landscapes.cells import Edge, LandscapeCell
 from einlinear.landscapes.config import PARAMETRIZATIONS, LandscapeConfig
 from einlinear.landscapes.plot import LandscapePanel, Line, draw_landscape
 from einlinear.landscapes.transfer import (
-    Answer,
     Drift,
     Transfer,
+    TransferAnswer,
     find_answer,
     find_drift,
     find_transfer,
@@ -63,7 +63,7 @@ class Landscape:
         """The cost of one rate for all cells; None if the first cell has no best rate."""
         return find_transfer(self.cells_of(parametrization))
 
-    def answer(self, parametrization: Parametrization) -> Answer:
+    def answer(self, parametrization: Parametrization) -> TransferAnswer:
         """Whether the rate transfers, if the grid of rates can tell."""
         return find_answer(self.cells_of(parametrization))
 

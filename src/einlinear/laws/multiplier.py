@@ -23,7 +23,7 @@ from einlinear.laws.law import Laws, SampleBatch
 from einlinear.laws.observations import Bools, Floats, as_observations
 from einlinear.laws.resample import Problem, interval, solve, solve_samples
 
-Draws = tuple[int, int]  # the number of samples, and their random seed
+_Draws = tuple[int, int]  # the number of samples, and their random seed
 SLACK = 1e-9  # keeps the ends of ranges inside after log and exp
 
 
@@ -111,7 +111,7 @@ def compute_multiplier(
 
 
 def _compare(
-    problem: Problem, here: int, losses: Sequence[float] | None, level: float, draws: Draws
+    problem: Problem, here: int, losses: Sequence[float] | None, level: float, draws: _Draws
 ) -> dict[str, Multiplier]:
     """The multipliers of all structures; `here` is the index of the reference."""
     found = solve(problem)

@@ -102,7 +102,9 @@ class EinsumLinear(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise the factors randomly, by their fan-in and fan-out, and the bias to 0."""
         for name, scaling in self.param_scaling().items():
-            nn.init.normal_(getattr(self, name), std=scaling.init_std)
+            parameter = getattr(self, name)
+            if not parameter.is_meta:  # counting models would take several times as long
+                nn.init.normal_(parameter, std=scaling.init_std)
 
     def factors(self) -> list[Tensor]:
         """The factors as the layer uses them, normalised, in the order of the plan's steps."""

@@ -154,6 +154,8 @@ def check_preset(task: str, preset: str) -> None:
 def check_choice(name: str, value: object) -> object:
     """Return a value that is one of the choices of its setting."""
     choices = _CHOICES[name]
+    if isinstance(value, str) and value in choices:  # looking for the nearest one takes long
+        return value
     return one_of(value, name, choices, fix=did_you_mean(value, choices, ""))
 
 

@@ -69,6 +69,8 @@ class Failure:
 
 
 OnSweepProgress = Callable[[SweepProgress], None]
+Supply = Callable[[Mapping[str, Failure]], "tuple[PlannedRun, Job] | None"]
+"""Gives the next run, knowing those that failed; None if there is none for now."""
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class _State:
 
 
 class Driver:
-    """Runs jobs, the longest first, except those whose records are known.
+    """Runs jobs, the longest first, except those whose records are known; then those of `supply`.
 
     `on_progress` is called twice a second.
     """
@@ -100,8 +102,10 @@ class Driver:
         executor: Executor,
         on_progress: OnSweepProgress,
         records: Mapping[str, RunRecord] | None = None,
+        supply: Supply | None = None,
     ) -> None:
         known = records or {}
+        self._supply = supply
         self._states = {job.id: _State(run, job, record=known.get(job.id)) for run, job in runs}
         for state in self._states.values():
             state.step = 0 if state.record else last_step(state.job.directory)
@@ -121,12 +125,12 @@ class Driver:
                 self._waiting.remove(name)
         self._told.clear()
         self._report()
+        self._fill()
         while self._waiting or self._running or self._elsewhere:
-            self._fill()
-            is_over = not (self._waiting or self._running or self._elsewhere)
-            for outcome in self._executor.ended(0.0 if is_over else _SECONDS_BETWEEN_LOOKS):
+            for outcome in self._executor.ended(_SECONDS_BETWEEN_LOOKS):
                 self._take(outcome)
             self._look_elsewhere()
+            self._fill()
             self._report()
         states = self._states.items()
         return (
@@ -136,7 +140,7 @@ class Driver:
 
     def _fill(self) -> None:
         """Start runs while there is room, leaving those that other processes have."""
-        while self._waiting and len(self._running) < self._executor.slots:
+        while len(self._running) < self._executor.slots and (self._waiting or self._ask()):
             name = self._waiting.pop(0)
             if self._has_record(name):
                 continue
@@ -149,6 +153,17 @@ class Driver:
             self._executor.start(replace(state.job, after=astuple(seen)))
             self._pace.start(name)
             self._running.append(name)
+
+    def _ask(self) -> bool:
+        """Ask for another run; returns whether there is a new one."""
+        failures = {k: s.failure for k, s in self._states.items() if s.failure is not None}
+        found = None if self._supply is None else self._supply(failures)
+        if found is None or found[1].id in self._states:
+            return False
+        run, job = found
+        self._states[job.id] = _State(run, job)
+        self._waiting.append(job.id)
+        return True
 
     def _look_elsewhere(self) -> None:
         """Check on the runs of others: finished, to be taken over, or still theirs."""

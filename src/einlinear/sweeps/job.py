@@ -27,6 +27,7 @@ class Job:
     threads: of torch; None lets the run use as many as its steps can use.
     folder: the working directory, for relative paths in the config.
     after: number and modification time of the dead claim on the run.
+    thaw: id of a shorter run of the same directory from which this one goes on.
     devices: processes of the run, each with a GPU of its own if there are any.
     """
 
@@ -36,12 +37,18 @@ class Job:
     threads: int | None
     folder: str
     after: Sequence[int] | None = None
+    thaw: str | None = None
     devices: int = 1
 
     @property
     def directory(self) -> Path:
         """The directory of the run."""
         return Path(self.out) / RUNS / self.id
+
+    @property
+    def source(self) -> Path | None:
+        """The directory of the shorter run from which this one goes on."""
+        return None if self.thaw is None else Path(self.out) / RUNS / self.thaw
 
 
 @dataclass(frozen=True, slots=True)

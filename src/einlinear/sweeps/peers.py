@@ -106,12 +106,15 @@ def main() -> None:
     Thread(target=_leave_with_input, daemon=True).start()
     from einlinear.runs.config import RunConfig
     from einlinear.training.devices.distributed import SharedError  # torch takes seconds to load
+    from einlinear.training.thaw import usable_source
     from einlinear.training.train import train
 
     with suppress(OSError):  # another machine may lack it, and not need it
         os.chdir(job.folder)
     with suppress(SharedError):  # the first process reports it
-        train(RunConfig.from_dict(job.config), job.directory, threads=job.threads)
+        config = RunConfig.from_dict(job.config)
+        source = usable_source(job.source, config)
+        train(config, job.directory, threads=job.threads, thaw=source)
 
 
 def _leave_with_input() -> None:

@@ -83,7 +83,7 @@ class Placing:
         return self.devices or 1
 
 
-def place(study: Study, placing: Placing) -> Placing:
+def place(study: Study, placing: Placing, num_runs: int | None = None) -> Placing:
     """Return the placing with processes, threads and GPUs chosen for the runs of a study.
 
     There is one run at once per GPU, or else per core, but no more than runs; with several devices
@@ -91,13 +91,13 @@ def place(study: Study, placing: Placing) -> Placing:
     from a second thread, so each process has one. If there are fewer runs than cores, the runs
     share the cores, and each uses as many of its share as its steps can use. The choice depends on
     the whole study, not on the runs that are left, so that a resumed run has the same threads and
-    the same rounding.
+    the same rounding. `num_runs` replaces the number of runs of the study.
     """
     devices = placing.num_devices
     _check_batches(study, devices)
     if placing.executor == "ray":
         return replace(placing, threads=placing.threads or 1)
-    num_runs = len(study.cells)
+    num_runs = num_runs or len(study.cells)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus, most = 0, _MOST_QUEUED  # Slurm knows its machines
     threads, share = placing.threads, None

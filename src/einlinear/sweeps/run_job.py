@@ -18,6 +18,7 @@ from einlinear.sweeps.claims import Claim, Sight, Watch, take
 from einlinear.sweeps.job import LOG, Job, Outcome, finished, keep_failure
 from einlinear.sweeps.peers import peers_of
 from einlinear.training.loop import TrainProgress
+from einlinear.training.thaw import usable_source
 from einlinear.training.train import train
 
 
@@ -74,8 +75,9 @@ def _train(job: Job, claim: Claim, is_alone: bool) -> None:
             place = RunDirectory(job.directory)
             _check(place, config)
             place.keep_config(config)  # so that a run that fails before its first step has a name
+            source = usable_source(job.source, config)
             with peers_of(job):
-                train(config, job.directory, report, threads=job.threads)
+                train(config, job.directory, report, threads=job.threads, thaw=source)
         except (_LostClaimError, BusyError):
             raise
         except Exception as error:

@@ -62,6 +62,18 @@ def find_frozen(source: str | Path, config: RunConfig) -> FrozenRun:
     return FrozenRun(held, path, directory.frozen)
 
 
+def usable_source(source: Path | None, config: RunConfig) -> Path | None:
+    """The source if a run can still continue it: without one, training gives the same numbers."""
+    if source is None:
+        return None
+    try:
+        find_frozen(source, config)
+    except EinlinearError as error:
+        print(f"training from step 0: {error.what}")
+        return None
+    return source
+
+
 def _check_same(path: Path, held: RunConfig, config: RunConfig) -> None:
     """Refuse a run that differs in more than its steps, or does not have fewer of them."""
     if held.steps >= config.steps:

@@ -1,0 +1,230 @@
+"""SearchSpace: the candidates that a search may try, listed and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from math import log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einlinear.errors import EinlinearError, did_you_mean, quote
+from einlinear.runs.config import RunConfig
+from einlinear.runs.settings import ExpertsOf
+from einlinear.structures.named import named_call
+from einlinear.structures.plan import make_plan
+from einlinear.structures.sampling import sample_structures
+from einlinear.structures.text import parse
+from einlinear.structures.values import whole_number
+
+_DENSE = "dense"
+FIRST_TRIED = (
+    "btt",
+    "low_rank",
+    "kronecker",
+    "tensor_train(rank_exponent=1/4)",
+    "btt(rank_exponent=1/4)",
+)
+"""What a search tries first if nothing is listed."""
+
+_LENGTH = 0.35  # candidates this far apart in omega, psi and nu have little in common
+_OWN = 0.3  # share of the variance of offsets that no other candidate tells about
+_WIDTH = 4096  # at which fixed sizes and exponents are compared
+_MOST = 10_000
+_EXPERTS_SCALE = 0.1  # per doubling of the experts
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """A structure, perhaps with experts, that a search compares with others."""
+
+    structure: str = _DENSE
+    num_experts: int = 0
+    num_active: int = 2
+    experts: ExpertsOf = "linear"
+    head_aligned: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of its runs."""
+        found: dict[str, Any] = {"structure": self.structure}
+        if self.num_experts:
+            found |= {"num_experts": self.num_experts, "num_active": self.num_active}
+            found |= {"experts": self.experts} if self.experts != "linear" else {}
+        return found | ({"head_aligned": True} if self.head_aligned else {})
+
+    @property
+    def label(self) -> str:
+        """A short name for tables."""
+        parts = [_short_name(self.structure)]
+        if self.num_experts:
+            kind = "ffn-moe" if self.experts == "ffn" else "moe"
+            parts.append(f"{kind} {self.num_active}/{self.num_experts}")
+        return " ".join(parts + ["head-aligned"] * self.head_aligned)
+
+    @property
+    def key(self) -> str:
+        """A text that is the same for all spellings of the candidate, and for no other."""
+        own = self.structure if self.structure == _DENSE else str(parse(self.structure))
+        active = self.num_active if self.num_experts else 0
+        rest = (self.num_experts, active, self.experts, self.head_aligned)
+        return " ".join(map(str, (own, *rest)))
+
+    @property
+    def exponents(self) -> tuple[float, float, float]:
+        """omega, psi and nu at a large width, where fixed sizes count too."""
+        if self.structure == _DENSE:
+            return 0.0, 1.0, 1.0
+        plan = make_plan(parse(self.structure), _WIDTH, _WIDTH)
+        scale = log(_WIDTH)
+        omega = log(plan.macs / plan.params) / scale
+        return omega, log(plan.rank) / scale, log(plan.macs / _WIDTH) / scale
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Candidate:
+        """The candidate that a run is of."""
+        return cls(
+            config.structure,
+            config.num_experts,
+            config.num_active if config.num_experts else 2,
+            config.experts,
+            bool(config.head_aligned),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Which candidates a search may try; dense is always one of them.
+
+    Args:
+        structures: tried first.
+        sample: how many more structures may be proposed; 0 for none.
+        omega: a value or a range of the structures that are proposed; None for any.
+        psi: the same for the rank.
+        nu: the same for the cost.
+        factors: how many factors proposed structures have.
+        num_experts: mixtures of experts to try with every structure; 0 for none.
+        num_active: experts that each token uses.
+        head_aligned: also try every structure aligned with attention heads.
+        seed: of the sample.
+    """
+
+    structures: tuple[str, ...] = FIRST_TRIED
+    sample: int = 200
+    omega: float | tuple[float, float] | None = None
+    psi: float | tuple[float, float] | None = None
+    nu: float | tuple[float, float] | None = None
+    factors: tuple[int, ...] = (2,)
+    num_experts: tuple[int, ...] = (0,)
+    num_active: int = 2
+    head_aligned: bool = False
+    seed: int = 0
+    candidates: tuple[Candidate, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("structures", "factors", "num_experts"):
+            value = getattr(self, name)
+            object.__setattr__(
+                self, name, (value,) if isinstance(value, str | int) else tuple(value)
+            )
+        whole_number(self.sample, "sample", 0, _MOST)
+        for count in self.num_experts:
+            whole_number(count, "num_experts", 0)
+        found: dict[str, Candidate] = {}
+        for candidate in self._all():
+            found.setdefault(candidate.key, candidate)
+        if len(found) < 2:
+            raise EinlinearError(
+                what="the space has no candidate except dense",
+                rule="a search compares dense with one structure or more",
+                fix='give structures = ["btt"], or sample = 20',
+            )
+        object.__setattr__(self, "candidates", tuple(found.values()))
+
+    def _all(self) -> Iterator[Candidate]:
+        yield Candidate()
+        named = [text for text in self.structures if text != _DENSE]
+        for text in (*named, *self._sampled()):
+            for count in self.num_experts:
+                for aligned in (False, True) if self.head_aligned else (False,):
+                    yield Candidate(text, count, self.num_active, head_aligned=aligned)
+
+    def _sampled(self) -> Iterator[str]:
+        """Structures of all numbers of factors in turn."""
+        if not self.sample:
+            return
+        each = -(-self.sample // len(self.factors))
+        lists = [
+            sample_structures(
+                each,
+                num_factors=whole_number(count, "factors", 1, 4),
+                omega=self.omega,
+                psi=self.psi,
+                nu=self.nu,
+                seed=self.seed,
+            )
+            for count in self.factors
+        ]
+        for row in zip(*lists, strict=True):
+            yield from map(str, row)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The space as a JSON object."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SearchSpace:
+        """Build a space from a table."""
+        known = [f.name for f in fields(cls) if f.init]
+        for name in values:
+            if name not in known:
+                raise EinlinearError(
+                    what=f"unknown key {quote(name)} in a space",
+                    rule=f"a space has {', '.join(known)}",
+                    fix=did_you_mean(name, known, "leave it out"),
+                )
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**plain)
+
+
+def _short_name(structure: str) -> str:
+    """A short text: the name of a structure, or the seven exponents of the paper, rounded."""
+    if structure == _DENSE:
+        return structure
+    parsed = parse(structure)
+    call = named_call(parsed)
+    if call != str(parsed):
+        return call.removesuffix("()")
+    if parsed.num_factors > 2 or not all(isinstance(v, Fraction) for v in parsed.theta):
+        return call
+    return "(" + "|".join(_digits(value) for value in parsed.theta) + ")"
+
+
+def _digits(value: object) -> str:
+    """An exponent with two digits: .25, 1 or 0."""
+    assert isinstance(value, Fraction), "it is checked"
+    return f"{float(value):.2f}".rstrip("0").rstrip(".").removeprefix("0") or "0"
+
+
+def features_of(candidates: tuple[Candidate, ...]) -> NDArray[np.float64]:
+    """What offsets may depend on: omega, psi, nu and experts, all 0 for dense layers."""
+    rows = []
+    for candidate in candidates:
+        omega, psi, nu = candidate.exponents
+        experts = np.log2(max(1, candidate.num_experts)) * _EXPERTS_SCALE
+        rows.append((omega, 1 - psi, 1 - nu, experts))
+    return np.array(rows)
+
+
+def kernel_of(candidates: tuple[Candidate, ...]) -> NDArray[np.float64]:
+    """How alike candidates are, from 0 to 1."""
+    at = features_of(candidates)
+    apart = ((at[:, None] - at[None]) ** 2).sum(-1)
+    alike = np.exp(-apart / (2 * _LENGTH**2))
+    return np.asarray((1 - _OWN) * alike + _OWN * np.eye(len(at)))

@@ -1,0 +1,106 @@
+"""What a search found, in words and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from einlinear.searches.answer import Answer, Effect, LeaderboardRow
+from einlinear.show.numbers import listed, short
+from einlinear.show.tables import text_table
+
+_CHANGES = {
+    "omega": "Sharing parameters (ω from 0 to 1/2)",
+    "psi": "Low rank (ψ from 1 to 1/2)",
+    "nu": "Sparser layers (ν from 1 to 1/2)",
+}
+
+
+def leaderboard_table(rows: Iterable[LeaderboardRow], width: int | None = None) -> str:
+    """The leaderboard as text."""
+    head = ("structure", "loss", "FLOPs x", "90 %", "seconds x", "ω", "ψ", "ν", "best", "runs", "")
+    lines = []
+    for row in rows:
+        lines.append(
+            (
+                row.label,
+                f"{row.predicted_loss:.3f}",
+                f"{row.multiplier:.2f}",
+                f"{row.low:.2f} to {row.high:.2f}",
+                "" if row.seconds_multiplier is None else f"{row.seconds_multiplier:.2f}",
+                f"{row.omega:.2f}",
+                f"{row.psi:.2f}",
+                f"{row.nu:.2f}",
+                f"{row.wins:.0%}",
+                str(row.runs),
+                {"leader": "leads", "open": "may win", "stopped": ""}[row.state],
+            )
+        )
+    return text_table(head, lines, width=width)
+
+
+def conclusions(answer: Answer) -> list[str]:
+    """What follows from the runs, a sentence or two each."""
+    found = [_winner(answer), _separation(answer), *map(_effect, answer.effects)]
+    edge = [row for row in answer.rows if row.rate not in (None, 1.0)]
+    for row in edge:
+        found.append(
+            f"{row.label} is better with {row.rate:g} times the learning rate; the table has its "
+            "loss there, and a still other rate may be better."
+        )
+    for names, what in ((answer.diverged, "diverged"), (answer.failed, "failed")):
+        if names:
+            found.append(f"Runs of {listed(names, 5)} {what}; they take no further part.")
+    found.append(
+        f"Losses are predicted for {short(answer.target)} FLOPs from runs of {short(answer.spent)} "
+        f"FLOPs in all. L∞ is {answer.linf:.2f} ({answer.linf_interval[0]:.2f} to "
+        f"{answer.linf_interval[1]:.2f})."
+    )
+    return [text for text in found if text]
+
+
+def paste_code(row: LeaderboardRow) -> str:
+    """Code that gives a model the structure of a row."""
+    if row.structure == "dense" and not row.num_experts:
+        return "# stay dense"
+    rule = f'el.parse("{row.structure}")'
+    if row.num_experts:
+        rule = f"el.moe({rule}, num_experts={row.num_experts}, num_active={row.num_active})"
+    return f"el.convert_(model, {rule})"
+
+
+def _winner(answer: Answer) -> str:
+    first = answer.rows[0]
+    if first.label == "dense":
+        if any(row.state == "open" for row in answer.rows):
+            return "Dense leads: nothing is known to beat it, so stay dense for now."
+        return "Nothing beats dense here: stay dense."
+    much = f"{first.multiplier:.2f} times ({first.low:.2f} to {first.high:.2f})"
+    if first.low <= 1.0:
+        return (
+            f"{first.label} leads, but may be no better than dense: dense needs {much} its compute."
+        )
+    return f"{first.label} is best: dense needs {much} its compute for the same loss."
+
+
+def _separation(answer: Answer) -> str:
+    close = [row for row in answer.rows if row.state == "open"]
+    if not close:
+        return "No other candidate can win by its interval."
+    names = listed([row.label for row in close], 3)
+    more = answer.more_budget
+    how = "more than 100 times" if more is None else f"about {more:.1f} times"
+    if more is not None and more <= 1.0:
+        return f"{names} may still win, though not probably."
+    return f"This budget does not tell it from {names}: {how} the budget would."
+
+
+def _effect(effect: Effect) -> str:
+    range_ = f"{effect.factor:.2f} ({effect.low:.2f} to {effect.high:.2f})"
+    if effect.low > 1.0:
+        what = "helps"
+    elif effect.high < 1.0:
+        what = "hurts"
+    else:
+        what = "has no clear effect"
+    name = _CHANGES[effect.name]
+    return f"{name} {what}: it multiplies the compute multiplier by {range_}."

@@ -1,0 +1,79 @@
+"""The command search."""
+
+import json
+
+import pytest
+
+from kit.command import run
+
+FILE = {
+    "base": {"task": "regression", "teacher_width": 8, "batch_size": 16, "eval_size": 64},
+    "search": {"widths": [16, 32], "steps": [4, 8], "flops": 2e8},
+    "space": {"structures": ["btt"], "sample": 0},
+}
+
+
+def write(tmp_path, **changes):
+    path = tmp_path / "search.json"
+    path.write_text(json.dumps(FILE | changes))
+    return str(path)
+
+
+def test_a_search_ends_with_a_leaderboard_and_code(capsys, tmp_path):
+    out = tmp_path / "out"
+    code, printed, err = run(
+        capsys, "search", write(tmp_path), "--out", str(out), "--executor", "inline"
+    )
+    assert code == 0, err
+    assert "search: 2 candidates" in printed
+    assert "sizes:  dense widths 16, 32; steps 4, 8" in printed
+    lines = printed.splitlines()
+    assert any(line.startswith("dense") for line in lines)
+    assert any(line.startswith("monarch") for line in lines)
+    assert 'el.convert_(model, el.parse("btt"))' in printed or "# stay dense" in printed
+    assert (out / "answer.json").exists()
+    assert "dense is the reference" in err
+    assert max(map(len, lines)) <= 100
+
+
+def test_flags_replace_what_the_file_says(capsys, tmp_path):
+    out = str(tmp_path / "out")
+    flags = ["--flops", "1e3", "--structures", "low_rank", "--space", "sample=0"]
+    code, _, err = run(capsys, "search", write(tmp_path), "--out", out, *flags)
+    assert code == 2
+    assert "a budget of 1" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--space", "omega"], ["--space has 'omega'", "--space omega=0 psi=1"]),
+        (["--space", "omega=x"], ["omega=x", "a range LOW:HIGH"]),
+        (["--space", "omga=0"], ["unknown key 'omga'"]),
+        (["--space", "omega=0", "psi=1", "nu=0.31:0.311", "sample=9"], ["nu"]),
+        (["--minutes", "1", "--flops", "1e9"], ["both minutes and flops"]),
+        (["--task", "txt"], ["txt"]),
+    ],
+)
+def test_bad_flags(capsys, tmp_path, flags, words):
+    code, _, err = run(capsys, "search", write(tmp_path), "--out", str(tmp_path / "out"), *flags)
+    assert code == 2
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"grid": {}}, ["unknown key 'grid'", "[base], [search] and [space]"]),
+        ({"search": {"minute": 1}}, ["unknown key 'minute' in [search]", "minutes"]),
+        ({"space": 3}, ["space is 3", "is a table"]),
+        ({"search": {}}, ["there is no budget"]),
+    ],
+)
+def test_bad_files(capsys, tmp_path, changes, words):
+    path = write(tmp_path, **changes)
+    code, _, err = run(capsys, "search", path, "--out", str(tmp_path / "out"))
+    assert code == 2
+    for word in words:
+        assert word in err

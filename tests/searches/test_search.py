@@ -1,0 +1,254 @@
+"""Whole searches: decisions that repeat, kills, many searchers on one directory."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+import einlinear as el
+from einlinear.errors import EinlinearError
+from einlinear.searches.answer import read_answer, read_choices
+from einlinear.searches.ladder import Ladder
+from einlinear.searches.next_run import next_run
+from einlinear.searches.search import search, search_result
+from einlinear.searches.spec import read_spec
+from einlinear.searches.state import SearchState
+from einlinear.searches.supply import RunFolder
+from einlinear.searches.words import conclusions, leaderboard_table, paste_code
+
+SETTINGS = {"teacher_width": 8, "batch_size": 16, "eval_size": 64, "device": "cpu"}
+SPACE = {"structures": ["btt", "low_rank"], "sample": 3}
+TINY = {
+    "task": "regression",
+    "settings": SETTINGS,
+    "space": SPACE,
+    "widths": [16, 32],
+    "steps": [4, 8, 16],
+    "flops": 5e8,
+    "executor": "inline",
+}
+TIMES = ("seconds_multiplier", "seconds_interval", "speed")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("search")
+    return search(**TINY, out=out)
+
+
+def untimed(answer):
+    """An answer without what depends on the clock."""
+    values = answer.as_dict()
+    for row in values["rows"]:
+        for name in TIMES:
+            del row[name]
+    return values
+
+
+def test_a_search_ranks_what_it_trained(finished):
+    answer = finished.answer
+    labels = [row.label for row in finished.leaderboard]
+    assert {"dense", "monarch", "low_rank"} <= set(labels)
+    losses = [row.predicted_loss for row in finished.leaderboard]
+    assert losses == sorted(losses)
+    assert finished.leaderboard[0].state == "leader"
+    dense = next(row for row in finished.leaderboard if row.label == "dense")
+    assert dense.multiplier == pytest.approx(1.0)
+    assert dense.low == pytest.approx(1.0)
+    for row in finished.leaderboard:
+        assert row.low <= row.multiplier <= row.high
+        assert row.loss_interval[0] <= row.predicted_loss <= row.loss_interval[1]
+    assert sum(row.wins for row in finished.leaderboard) == pytest.approx(1.0)
+    assert answer.spent <= TINY["flops"]
+    assert read_answer(finished.path) == answer
+    assert len(read_choices(finished.path)) == len(list((finished.path / "runs").iterdir()))
+
+
+def test_all_that_was_spent_was_within_the_budget_and_most_of_it_was_used(finished):
+    records = [el.read_record(path) for path in (finished.path / "runs").iterdir()]
+    assert 0.5 * TINY["flops"] < finished.answer.spent <= TINY["flops"]
+    longest = {}
+    for record in records:
+        c = record.config
+        key = c.structure, c.width, c.seed, c.lr
+        longest[key] = max(longest.get(key, 0), 6 * record.curve[-1].macs)
+    assert sum(longest.values()) == pytest.approx(finished.answer.spent)
+
+
+def test_thawed_runs_are_those_that_were_never_stopped(finished):
+    """Every run of the longest chain, trained in one go, has the same losses."""
+    sources = {choice.id: choice.source for choice in read_choices(finished.path)}
+    thawed = [name for name, source in sources.items() if source is not None]
+    assert thawed
+    for name in thawed[:3]:
+        record = el.read_record(finished.path / "runs" / name)
+        again = el.train(record.config, threads=1)
+        assert [p.loss for p in again.curve] == [p.loss for p in record.curve]
+        assert again.train_loss == record.train_loss
+
+
+def test_the_same_search_makes_the_same_decisions(finished, tmp_path):
+    again = search(**TINY, out=tmp_path)
+    assert untimed(again.answer) == untimed(finished.answer)
+    assert [c.id for c in read_choices(tmp_path)] == [c.id for c in read_choices(finished.path)]
+
+
+def test_a_finished_search_trains_nothing_and_a_larger_budget_goes_on(finished, tmp_path):
+    before = sorted(path.name for path in (finished.path / "runs").iterdir())
+    assert untimed(search(**TINY, out=finished.path).answer) == untimed(finished.answer)
+    assert sorted(path.name for path in (finished.path / "runs").iterdir()) == before
+
+
+def test_a_larger_budget_goes_on(tmp_path):
+    small = search(**TINY | {"flops": 3e8}, out=tmp_path)
+    larger = search(**TINY | {"flops": 4.5e8}, out=tmp_path)
+    assert small.answer.spent <= 3e8 < larger.answer.spent <= 4.5e8
+    assert read_spec(tmp_path).flops == 4.5e8
+
+
+def test_dense_has_the_same_seeds_and_tuning(finished):
+    records = [el.read_record(path) for path in (finished.path / "runs").iterdir()]
+    usual = el.RunConfig(task="regression").lr
+    tuned = {}
+    for record in records:
+        if record.config.lr != usual:
+            key = record.config.lr / usual, record.config.steps
+            tuned.setdefault(record.config.structure, set()).add(key)
+    assert tuned["dense"]
+    assert all(found == tuned["dense"] for found in tuned.values())
+    seeds = {r.config.seed for r in records if r.config.structure == "dense"}
+    assert 0 in seeds
+
+
+def test_words(finished):
+    table = leaderboard_table(finished.leaderboard, 100)
+    assert "dense" in table
+    assert max(map(len, table.splitlines())) <= 100
+    text = " ".join(conclusions(finished.answer))
+    assert "FLOPs" in text
+    first = finished.leaderboard[0]
+    only_dense = replace(finished.answer, rows=(replace(first, label="dense"),))
+    assert "Nothing beats dense" in conclusions(only_dense)[0]
+    assert paste_code(replace(first, structure="btt", num_experts=0)) == (
+        'el.convert_(model, el.parse("btt"))'
+    )
+
+
+def test_what_a_run_that_diverges_or_fails_means(finished):
+    spec = read_spec(finished.path)
+    records = list(RunFolder(finished.path).read().records)
+    worst = [r for r in records if r.config.structure == "btt" and r.config.seed == 0]
+    changed = [replace(r, status="diverged") if r in worst else r for r in records]
+    state = SearchState(spec, Ladder(spec.settings, spec.rungs), changed)
+    assert {state.candidates[k].label for k in state.diverged} == {"monarch"}
+    for _ in range(3):
+        choice = next_run(state, (), spec.flops)
+        assert choice is not None
+        assert choice.config.structure != "btt"
+    state = SearchState(spec, Ladder(spec.settings, spec.rungs), records)
+    state.exclude([worst[0].config])
+    assert all(state.candidates[k].label != "monarch" for k in state.order)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"flops": None}, ["there is no budget"]),
+        ({"minutes": 1}, ["both minutes and flops"]),
+        ({"flops": -1}, ["budget is -1"]),
+        ({"flops": 1e3}, ["a budget of 1", "FLOPs or more"]),
+        ({"widths": None, "steps": None, "flops": 1e6}, ["a budget of", "FLOPs or more"]),
+        ({"target_flops": 10.0}, ["a target of 10", "or more"]),
+        ({"widths": [32, 16]}, ["widths are [32, 16]"]),
+        ({"steps": [4]}, ["steps are [4]"]),
+        ({"settings": {"structure": "btt"}}, ["structure is 'btt'", "space"]),
+        ({"settings": {**SETTINGS, "schedule": "cosine"}}, ["cosine"]),
+        ({"task": "text", "settings": {"data": "nowhere.txt"}}, ["nowhere.txt"]),
+        ({"objective": "joules"}, ["joules"]),
+        ({"seeds": 0}, ["seeds is 0"]),
+    ],
+)
+def test_what_is_refused_before_anything_is_spent(tmp_path, changes, words):
+    with pytest.raises(EinlinearError) as raised:
+        search(**TINY | changes, out=tmp_path / "out")
+    for word in words:
+        assert word in str(raised.value)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_another_search_in_the_same_directory_is_refused(finished):
+    with pytest.raises(EinlinearError, match="another space"):
+        search(**TINY | {"space": {"structures": ["btt"], "sample": 0}}, out=finished.path)
+
+
+def test_a_result_needs_a_run_of_dense_layers(tmp_path):
+    with pytest.raises(EinlinearError, match="cannot read"):
+        search_result(tmp_path)
+
+
+def command(path, out):
+    study = path / "search.json"
+    study.write_text(
+        json.dumps(
+            {
+                "base": {"task": "regression", **SETTINGS},
+                "search": {k: TINY[k] for k in ("widths", "steps", "flops")},
+                "space": SPACE,
+            }
+        )
+    )
+    own = ["search", str(study), "--out", str(out), "--processes", "1"]
+    return [sys.executable, "-m", "einlinear", *own]
+
+
+def kill_group(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+@pytest.mark.slow
+def test_twenty_kills_do_not_change_the_answer(finished, tmp_path):
+    """One worker, fixed seed: a search that dies again and again decides the same."""
+    call = command(tmp_path, tmp_path / "out")
+    draw = random.Random(0)
+    kills = 0
+    while kills < 20:
+        process = subprocess.Popen(
+            call, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(draw.uniform(2.5, 6.0))
+        if process.poll() is not None:
+            break
+        kill_group(process)
+        kills += 1
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert kills >= 5
+    assert untimed(read_answer(tmp_path / "out")) == untimed(finished.answer)
+
+
+@pytest.mark.slow
+def test_two_searchers_share_one_search(tmp_path):
+    out = tmp_path / "out"
+    call = command(tmp_path, out)
+    pair = [
+        subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in pair:
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+    answer = read_answer(out)
+    assert answer.spent <= TINY["flops"] * 1.3  # each may start a run that the other did not see
+    choices = [choice.id for choice in read_choices(out)]
+    finished = [path.name for path in (out / "runs").iterdir()]
+    assert set(finished) <= set(choices)

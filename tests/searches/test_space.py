@@ -1,0 +1,87 @@
+"""The candidates of a search: listed, sampled, each once."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einlinear as el
+from einlinear.errors import EinlinearError
+from einlinear.searches.space import Candidate, SearchSpace, features_of, kernel_of
+
+
+def test_dense_comes_first_and_every_candidate_once():
+    space = SearchSpace(structures=("btt", "monarch", "dense", "low_rank"), sample=0)
+    assert [candidate.label for candidate in space.candidates] == ["dense", "monarch", "low_rank"]
+
+
+def test_a_sample_lies_in_its_region_and_does_not_change():
+    space = SearchSpace(structures=(), sample=12, omega=0, psi=1, nu=(0.3, 0.7), factors=(2, 3))
+    assert space == SearchSpace(
+        structures=(), sample=12, omega=0, psi=1, nu=(0.3, 0.7), factors=(2, 3)
+    )
+    assert len(space.candidates) == 13
+    for candidate in space.candidates[1:]:
+        found = el.taxonomy(el.parse(candidate.structure))
+        assert (found.omega, found.psi) == (0, 1)
+        assert 0.3 <= found.nu <= 0.7
+    assert {el.parse(c.structure).num_factors for c in space.candidates[1:]} == {2, 3}
+
+
+def test_mixtures_and_aligned_heads_multiply_the_structures():
+    space = SearchSpace(structures=("btt",), sample=0, num_experts=(0, 8), head_aligned=True)
+    labels = [candidate.label for candidate in space.candidates]
+    assert labels == [
+        "dense",
+        "monarch",
+        "monarch head-aligned",
+        "monarch moe 2/8",
+        "monarch moe 2/8 head-aligned",
+    ]
+
+
+def test_a_candidate_is_found_in_the_config_of_its_run():
+    for candidate in SearchSpace(sample=3, num_experts=(0, 4)).candidates:
+        config = el.RunConfig(**candidate.settings)
+        assert Candidate.of(config).key == candidate.key
+
+
+def test_a_space_survives_its_file():
+    space = SearchSpace(structures=("btt",), sample=5, omega=0, nu=(0.4, 0.6), num_experts=(0, 8))
+    assert SearchSpace.from_dict(space.as_dict()) == space
+
+
+def test_exponents_are_those_of_the_taxonomy():
+    for text in ("btt", "low_rank", "kronecker", "btt(rank_exponent=1/4)"):
+        found = el.taxonomy(el.parse(text))
+        wanted = (float(found.omega), float(found.psi), float(found.nu))
+        # At a finite width constants count too: btt has two factors, so twice d**1.5.
+        assert Candidate(text).exponents == pytest.approx(wanted, abs=0.1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000))
+def test_the_kernel_is_a_covariance(seed):
+    candidates = SearchSpace(structures=("btt",), sample=15, seed=seed).candidates
+    kernel = kernel_of(candidates)
+    assert np.allclose(np.diag(kernel), 1.0)
+    assert np.linalg.eigvalsh(kernel).min() > 0.2
+    assert not features_of(candidates)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"structures": [], "sample": 0}, ["no candidate except dense", 'structures = ["btt"]']),
+        ({"omga": 0}, ["unknown key 'omga'", "omega"]),
+        ({"sample": -1}, ["sample is -1"]),
+        ({"omega": 0, "psi": 1, "nu": [0.9, 0.1]}, ["nu"]),
+        ({"structures": ["bbt"]}, ["bbt"]),
+        ({"factors": [9]}, ["factors is 9"]),
+    ],
+)
+def test_spaces_that_make_no_sense(space, words):
+    with pytest.raises(EinlinearError) as raised:
+        SearchSpace.from_dict(space)
+    for word in words:
+        assert word in str(raised.value)
