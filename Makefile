@@ -9,10 +9,10 @@ COVER =
 # Tests start many processes: with bytecode kept, each loads torch in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs lint test test-all sanitize bench wheel clean
+.PHONY: demo docs lint test test-all sanitize bench bench-search wheel clean
 
-demo: .venv/demo-ready  ## the main job on embedded data
-	$(BIN)/einlinear atlas --out demo
+demo: .venv/demo-ready  ## the main job on embedded data: search for the best structure
+	$(BIN)/einlinear search examples/search.toml --out demo/search
 
 docs: .venv/docs-ready  ## the documentation site: build/docs/index.html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
@@ -40,6 +40,9 @@ bench: $(READY)  ## layers against nn.Linear; how long plans, imports and the co
 	$(BIN)/einlinear bench --out demo/speed --widths 1024 4096 --structures btt "btt(rank=4)" kronecker low_rank
 	$(BIN)/einlinear bench --out demo/blocks --structures btt --tokens 1024 --repeats 5 --blocks 2
 	$(BIN)/einlinear bench --out demo/experts --structures btt --experts 16 --repeats 5
+
+bench-search: $(READY)  ## the search against other methods on tables of runs: docs/results/search.md
+	$(BIN)/python -m einlinear.bench.replay.compare --out docs/results
 
 wheel: $(READY)  ## dist/*.whl, one for all Pythons; installed and tried where there is no compiler
 	$(BIN)/python tests/check_wheel.py

@@ -181,14 +181,16 @@ def bench_tables(rows: Sequence[BenchRow]) -> list[list[list[BenchRow]]]:
     return found
 
 
-def check_fits(case: str, numbers: int) -> None:
+def check_fits(
+    case: str, numbers: int, fix: str = "give smaller --widths, --tokens, --experts or --blocks"
+) -> None:
     """Raise if the numbers of a case, at two bytes each, do not fit into memory."""
     needed, held = 2 * numbers, memory_bytes()
     if held is not None and needed > held:
         raise EinlinearError(
             what=f"{case}, needs {amount(needed)}B or more",
             rule=f"this machine has {amount(held)}B of memory",
-            fix="give smaller --widths, --tokens, --experts or --blocks",
+            fix=fix,
         )
 
 
