@@ -171,8 +171,8 @@ def _choose_reference(
     runs: Sequence[ShownRun], names: Sequence[str], reference: str | None
 ) -> str | None:
     if reference is not None:
-        labels = {run.label: None for run in runs}
-        alike = [str(label) for label in labels if label.matches(reference)]
+        labels = {run.structure: run.label for run in runs}
+        alike = [n for n, label in labels.items() if n == reference or label.matches(reference)]
         if alike:  # the exact spelling first
             return reference if reference in alike else alike[0]
         raise EinlinearError(

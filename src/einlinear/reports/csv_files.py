@@ -51,6 +51,42 @@ def point_rows(analysis: Analysis) -> Iterator[CsvRow]:
                 }
 
 
+def leaderboard_rows(analysis: Analysis) -> Iterator[CsvRow]:
+    """One row per candidate of a search, the best first."""
+    search = analysis.gathered.search
+    for row in () if search is None else search.answer.rows:
+        values: CsvRow = {}
+        for name, value in asdict(row).items():
+            if name.endswith("_interval"):
+                ends = (None, None) if value is None else value
+                values |= dict(zip((f"{name[:-9]}_low", f"{name[:-9]}_high"), ends, strict=True))
+            else:
+                values[name] = value
+        yield values
+
+
+def chosen_run_rows(analysis: Analysis) -> Iterator[CsvRow]:
+    """One row per run of a search, also those that longer ones go on from, in their order."""
+    search = analysis.gathered.search
+    lanes = () if search is None else search.lanes
+    pairs = [(one, lane) for lane in lanes for one in lane.runs]
+    for one, lane in sorted(pairs, key=lambda pair: pair[0].number):
+        yield {
+            "number": one.number,
+            "run": one.run.id,
+            "candidate": lane.name,
+            "state": lane.state,
+            "width": one.run.width,
+            "steps": one.run.steps_done,
+            "seed": one.run.seed,
+            "rate": one.rate,
+            "loss": one.run.loss,
+            "flops": one.flops,
+            "spent_before": one.spent,
+            "why": one.why,
+        }
+
+
 def law_rows(analysis: Analysis) -> Iterator[CsvRow]:
     """One row per structure and measure."""
     for measure, found in analysis.measured.items():
@@ -101,6 +137,8 @@ TABLES: dict[str, Callable[[Analysis], Iterator[CsvRow]]] = {
     "power-laws": law_rows,
     "multipliers": multiplier_rows,
     "linf": linf_rows,
+    "leaderboard": leaderboard_rows,
+    "chosen-runs": chosen_run_rows,
 }
 """All tables, by file name."""
 

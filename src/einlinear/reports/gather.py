@@ -23,6 +23,7 @@ from einlinear.laws.observations import (
     structure_label,
 )
 from einlinear.laws.read import read_observations
+from einlinear.reports.searching import SEARCH_FILES, read_searched
 from einlinear.reports.shown import (
     LEAST,
     MOST,
@@ -67,10 +68,11 @@ def gather(source: str | Path) -> Gathered:
             rule="a report reads a sweep's directory, a folder of runs, a single run, or a table",
             fix="give the --out of einlinear sweep or einlinear train, or a .csv or .jsonl file",
         )
+    runs, search = read_searched(source, runs, problems)
     studies = tuple(_read_studies(source / "studies", problems)) if kind == "sweep" else ()
     names = list(dict.fromkeys(study.name for study in studies if study.name))
     title = ", ".join(names) or source.resolve().name
-    return Gathered(source, kind, title, runs, studies, tuple(problems))
+    return Gathered(source, kind, title, runs, studies, tuple(problems), search)
 
 
 def _gather_table(source: Path) -> Gathered:
@@ -95,6 +97,7 @@ def fingerprint(source: Path) -> tuple[tuple[str, int, int], ...]:
     folders = [] if source.is_file() else _run_folders(source)[1]
     files = [folder / name for folder in folders for name in _READ]
     files += [source] if source.is_file() else sorted((source / "studies").glob("*.toml"))
+    files += [source / name for name in SEARCH_FILES]
     found = []
     for file in files:
         with suppress(OSError):  # there is no such file

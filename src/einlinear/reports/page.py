@@ -20,7 +20,9 @@ from einlinear.laws.fit import percent_thirds
 from einlinear.reports.analyse import MEASURES, Analysis
 from einlinear.reports.cautions import MOST_NAMED, level
 from einlinear.reports.figures.figures import measure_name, run_label, unit_of
+from einlinear.reports.figures.lanes import lane_data, lanes_about
 from einlinear.reports.figures.panels import Figure, Look
+from einlinear.reports.leaderboard import make_board
 from einlinear.reports.reproduce import commands
 from einlinear.reports.shown import RUN_COLUMNS, RunColumn, ShownRun
 from einlinear.reports.words import Words, facts, verdict
@@ -72,11 +74,20 @@ def make_page(
         percent_thirds=percent_thirds,
         verdict=verdict,
         isfinite=isfinite,
+        **_search_values(analysis),
         **_law_values(analysis),
         **_final_values(analysis),
         **_linf_values(analysis),
         **_run_values(analysis, looks),
     )
+
+
+def _search_values(analysis: Analysis) -> dict[str, Any]:
+    """The answer of a search, if the runs are those of one."""
+    search = analysis.gathered.search
+    if search is None:
+        return {"search": None}
+    return {"search": search, "board": make_board(search), "lanes_about": lanes_about(search)}
 
 
 def _hash(script: str) -> str:
@@ -181,6 +192,7 @@ def page_data(
 ) -> dict[str, Any]:
     """What the script draws: structures, runs as columns, figures."""
     number = {name: k for k, name in enumerate(looks)}
+    search = analysis.gathered.search
     drawn = []
     for figure in figures:
         values = asdict(figure)
@@ -195,6 +207,7 @@ def page_data(
         "runs": [_columns(run, number) for run in analysis.runs],
         "figures": drawn,
         "routing": [_routing_data(run) for run in routed_runs(analysis)],
+        "search": None if search is None else lane_data(search),
     }
 
 

@@ -13,11 +13,13 @@ from einlinear.errors import quote
 from einlinear.laws.observations import StructureLabel, is_warm
 from einlinear.runs.config import RunConfig
 from einlinear.runs.record import Point, RunRecord
+from einlinear.searches.answer import Answer, LeaderboardRow
 from einlinear.show.numbers import FLOPS_PER_MAC, NONE, amount, duration, short
 from einlinear.structures.taxonomy import Taxonomy
 
 RunState = Literal["finished", "diverged", "failed", "running", "stopped", "unreadable"]
 SourceKind = Literal["sweep", "runs", "run", "table"]
+LaneState = Literal["leader", "open", "stopped", "diverged", "failed"]
 
 LEAST, MOST = 1e-100, 1e100
 """The range of nonzero numbers in a report; beyond it logarithms and ratios break down."""
@@ -28,6 +30,7 @@ class ShownRun:
     """One run, as every figure, table and sentence sees it; None means unknown.
 
     label: the structure and what else sets the layers apart.
+    name: what figures and tables call it instead; "" for the label.
     exponents: the taxonomy of the structure, without experts.
     curve: the evaluations of the run; those of a table have a loss and perhaps a step.
     spent: what had been spent at each of them, by the name of the measure.
@@ -66,11 +69,12 @@ class ShownRun:
     config: RunConfig | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     record: RunRecord | None = None
+    name: str = ""
 
     @property
     def structure(self) -> str:
-        """The label as text: the name that figures, tables and fits group runs by."""
-        return str(self.label)
+        """The name that figures, tables and fits group runs by: the label as text, or `name`."""
+        return self.name or str(self.label)
 
     @property
     def flops(self) -> int | None:
@@ -168,8 +172,54 @@ class ShownStudy:
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenRun:
+    """A run as a decision of a search.
+
+    number: from 1, in the order in which the search chose its runs.
+    why: "" if the search did not write it down.
+    flops: what it cost, without the run that it goes on from.
+    spent: FLOPs of the search before it.
+    rate: its learning rate relative to the usual one.
+    """
+
+    run: ShownRun
+    number: int
+    why: str
+    flops: float
+    spent: float
+    rate: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A candidate of a search: its row of the leaderboard, if any, its runs, and how it ended."""
+
+    name: str
+    row: LeaderboardRow | None
+    state: LaneState
+    runs: tuple[ChosenRun, ...]
+    ending: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSearch:
+    """A search: its answer, and its candidates that were trained, the best first."""
+
+    answer: Answer
+    lanes: tuple[Lane, ...]
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs the search chose."""
+        return sum(len(lane.runs) for lane in self.lanes)
+
+
+@dataclass(frozen=True, slots=True)
 class Gathered:
-    """What was found: runs, studies, and files that could not be read, with the reasons."""
+    """What was found: runs, studies, and files that could not be read, with the reasons.
+
+    search: None if the directory is not that of a search, or the search has no answer yet.
+    """
 
     source: Path
     kind: SourceKind
@@ -177,6 +227,7 @@ class Gathered:
     runs: tuple[ShownRun, ...]
     studies: tuple[ShownStudy, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
+    search: ShownSearch | None = None
 
     @property
     def tasks(self) -> tuple[str, ...]:

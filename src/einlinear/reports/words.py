@@ -23,6 +23,7 @@ from einlinear.reports.cautions import (
     level,
 )
 from einlinear.reports.shown import RunState
+from einlinear.searches.words import conclusions
 from einlinear.show.numbers import between, counted, duration, listed, short
 
 Verdict = Literal["better", "worse", "alike"]
@@ -37,11 +38,15 @@ _STEEP = 1.3  # a multiplier that changes by more over the losses is not one num
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The conclusion, the results behind it, and what the data cannot show."""
+    """The conclusion, the results behind it, and what the data cannot show.
+
+    search: what else a search found, if the runs are those of one.
+    """
 
     headline: str
     results: tuple[str, ...]
     cautions: tuple[str, ...]
+    search: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,13 @@ class Crossing:
 
 def conclude(analysis: Analysis) -> Words:
     """Write the sentences of a report."""
-    return Words(
-        headline=_headline(analysis),
-        results=tuple(_results(analysis)),
-        cautions=tuple(cautions(analysis)),
-    )
+    headline, results = _headline(analysis), _results(analysis)
+    limits, search = tuple(cautions(analysis)), analysis.gathered.search
+    if search is None:
+        return Words(headline, tuple(results), limits)
+    first, *others = conclusions(search.answer)
+    alone = f"Power laws fitted to the runs of each structure alone: {headline}"
+    return Words(first, (alone, *results), limits, tuple(others))
 
 
 def verdict(multiplier: Multiplier) -> Verdict:

@@ -10,6 +10,7 @@ from einlinear.laws.fit import Linf
 from einlinear.reports.analyse import MEASURES, Analysis, ReportSettings, analyse
 from einlinear.reports.csv_files import TABLES, to_csv
 from einlinear.reports.figures.figures import FIGURES, make_figures
+from einlinear.reports.figures.lanes import draw_lanes, lanes_about
 from einlinear.reports.figures.panels import make_looks
 from einlinear.reports.figures.routing import draw_routing
 from einlinear.reports.figures.static import drawings, inline_svg, save_drawing
@@ -74,7 +75,7 @@ def _remove_old(out: Path, written: set[Path]) -> None:
     measures = (*MEASURES, "macs", "linear_macs")  # the last two are of reports of early versions
     figures = [
         out / "figures" / f"{name}{measure}{ending}"
-        for name in (*FIGURES, "routing")
+        for name in (*FIGURES, "routing", "lanes")
         for measure in ("", *(f"-{measure}" for measure in measures))
         for ending in (".svg", ".png")
     ]
@@ -95,6 +96,10 @@ def write_report(analysis: Analysis, out: Path) -> ReportFiles:
     for drawing in drawings(figures):
         drawn += save_drawing(drawing, analysis, looks, out / "figures")
         svgs[drawing.name] = inline_svg(drawn[-2], drawing.name, drawing.alt)
+    search = analysis.gathered.search
+    if search is not None:
+        drawn += [draw_lanes(search, out / "figures" / f"lanes.{k}") for k in ("svg", "png")]
+        svgs["lanes"] = inline_svg(drawn[-2], "lanes", lanes_about(search))
     routed = [run.record for run in routed_runs(analysis) if run.record is not None]
     if routed:
         alt = f"Load of each expert over training, of run {routed[0].id}"

@@ -11,6 +11,7 @@ from einlinear.laws.fit import PowerLaw
 from einlinear.laws.multiplier import Multiplier
 from einlinear.laws.observations import Observations
 from einlinear.reports.analyse import Analysis, Measured, is_wrong
+from einlinear.reports.figures.exponents import exponent_panels
 from einlinear.reports.figures.panels import Figure, Panel, Series, SeriesRole
 from einlinear.reports.shown import ShownRun
 from einlinear.show.numbers import short
@@ -85,6 +86,13 @@ def _losses(
         is_counted=is_counted,
         series=series,
     )
+
+
+def _exponents(analysis: Analysis) -> Figure:
+    """What the runs of a search say about ω, ψ and ν."""
+    title = _title(analysis, "flops")
+    about, panels = exponent_panels(analysis, title, loss_name(analysis))
+    return Figure("exponents", "Loss by ω, ψ and ν", about, panels)
 
 
 def _frontier(analysis: Analysis) -> Figure:
@@ -339,6 +347,7 @@ def _curves(analysis: Analysis) -> Figure:
 
 
 FIGURES: dict[str, Callable[[Analysis], Figure]] = {
+    "exponents": _exponents,
     "frontier": _frontier,
     "residuals": _residuals,
     "multipliers": _multipliers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,14 @@ from typing import Any
 from markupsafe import Markup
 
 from einlinear.reports.analyse import Analysis
-from einlinear.reports.figures.panels import Figure, Look, Panel, Series
+from einlinear.reports.figures.panels import (
+    SCALE,
+    Figure,
+    Look,
+    Panel,
+    Series,
+    scale_colour,
+)
 from einlinear.show.plots import FAINT, INK, check_matplotlib, save_figure
 from einlinear.show.symbols import power
 
@@ -37,8 +44,8 @@ _LINES: dict[str, dict[str, Any]] = {
 }
 _MOST_POINTS = 6000  # with more, draw runs as pixels instead of shapes
 _FEW_TIMES = 5.0  # if the ends of an axis are closer, ticks at 1, 2, 5 are too few
-_IN_A_ROW = 5  # structures in a row of the legend
-_LONG_NAME = 30  # longer names beside an axis are cut
+_IN_A_ROW = 5  # the most structures in a row of the legend
+_LONG_NAME = 30  # longer names beside an axis or in a legend are cut
 _AT_A_PLACE = 3  # names beside one place of the taxonomy; more become a count
 
 
@@ -70,9 +77,9 @@ def run_lines(
     for run in analysis.runs:
         if run.structure == structure and run.has_result != is_open:
             points = [
-                (spent, point.loss)
+                (spent, point.loss - panel.linf)
                 for point, spent in zip(run.curve, run.spent.get(panel.measure, ()), strict=False)
-                if spent > 0 and point.loss is not None and point.loss > 0
+                if spent > 0 and point.loss is not None and point.loss > panel.linf
                 if run.counts(point) or not panel.is_counted
             ]
             lines.append(([x for x, _ in points], [y for _, y in points]))
@@ -86,12 +93,16 @@ def save_drawing(
     check_matplotlib()
     from matplotlib.figure import Figure as Canvas
 
-    names = {series.structure: None for panel in drawing.panels for series in panel.series}
+    plain = [panel for panel in drawing.panels if panel.colour_by is None]
+    names = {series.structure: None for panel in plain for series in panel.series}
     shown = [looks[name] for name in names]
     wide = len(drawing.panels)
-    rows = ceil(len(shown) / _IN_A_ROW)
     left = _room(drawing)
-    width, height = (7.2 if wide == 1 else 4.6 * wide) + wide * (left - 0.68), 4.0 + 0.22 * rows
+    width = (7.2 if wide == 1 else 4.6 * wide) + wide * (left - 0.68)
+    longest = max((len(_clipped(look.structure)) for look in shown), default=0)
+    in_a_row = max(1, min(_IN_A_ROW, int(width / (0.5 + 0.075 * longest))))
+    rows = ceil(len(shown) / in_a_row)
+    height = 4.0 + 0.22 * rows
     canvas = Canvas(figsize=(width, height))
     # By hand, because matplotlib takes longer to find a layout than to draw.
     canvas.subplots_adjust(
@@ -103,10 +114,37 @@ def save_drawing(
     )
     grid = canvas.subplots(1, wide, squeeze=False)[0]
     for axes, panel in zip(grid, drawing.panels, strict=True):
-        _draw_panel(axes, panel, analysis, looks)
-    style = {"ncols": _IN_A_ROW, "frameon": False, "fontsize": 8, "labelcolor": INK}
+        _draw_panel(axes, panel, analysis, _coloured(panel, looks))
+        if panel.colour_by is not None:
+            _draw_scale(canvas, axes, panel)
+    style = {"ncols": in_a_row, "frameon": False, "fontsize": 8, "labelcolor": INK}
     canvas.legend(handles=[_handle(look) for look in shown], loc="upper left", **style)
     return [save_figure(canvas, folder / f"{drawing.name}{ending}") for ending in (".svg", ".png")]
+
+
+def _coloured(panel: Panel, looks: Mapping[str, Look]) -> Mapping[str, Look]:
+    """The looks in the colours of the panel."""
+    by, ends = panel.colour_by, panel.colour_range
+    return {
+        name: replace(look, colour=scale_colour(look.exponents[by], ends), symbol="circle")
+        if by is not None and look.exponents is not None
+        else look
+        for name, look in looks.items()
+    }
+
+
+def _draw_scale(canvas: Any, axes: Any, panel: Panel) -> None:
+    """What the colours of a panel mean."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    low, high = panel.colour_range
+    if high > low:
+        colours = ScalarMappable(Normalize(low, high), LinearSegmentedColormap.from_list("", SCALE))
+        bar = canvas.colorbar(colours, ax=axes, fraction=0.05, pad=0.03, aspect=32)
+        bar.ax.tick_params(labelsize=8, length=0, colors=INK)
+        bar.outline.set_visible(False)
+        bar.ax.set_title("ωψν"[panel.colour_by or 0], fontsize=9, color=INK)
 
 
 def _room(drawing: Drawing) -> float:
@@ -123,7 +161,9 @@ def _handle(look: Look) -> Any:
     from matplotlib.lines import Line2D
 
     style = _marker(look, 5)
-    return Line2D([], [], color=look.colour, linewidth=1.6, label=_plain(look.structure), **style)
+    return Line2D(
+        [], [], color=look.colour, linewidth=1.6, label=_plain(_clipped(look.structure)), **style
+    )
 
 
 def _plain(text: str) -> str:
@@ -163,6 +203,8 @@ def _draw_panel(axes: Any, panel: Panel, analysis: Analysis, looks: Mapping[str,
 def _finish(axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    if panel.title:
+        axes.set_title(panel.title, fontsize=9, color=INK, loc="left")
     axes.set_xlabel(panel.x_title, fontsize=9, color=INK)
     axes.set_ylabel(panel.y_title, fontsize=9, color=INK)
     axes.tick_params(which="both", labelsize=8, colors=INK, length=2)

@@ -17,12 +17,15 @@
     return known.length ? [Math.min(...known), Math.max(...known)] : [0, 1];
   }
 
-  function colour(k) {
+  // A panel may have colours of its own.
+  function colour(k, panel) {
     const { colour, exponents } = data.structures[k];
-    if (state.by < 0) return colour;
+    const isOwn = panel && panel.colour_by !== null;
+    const by = isOwn ? panel.colour_by : state.by;
+    if (by < 0) return colour;
     if (!exponents) return css("--soft");
-    const [low, high] = limits();
-    const at = high > low ? (exponents[state.by] - low) / (high - low) * (scale.length - 1) : 0;
+    const [low, high] = isOwn ? panel.colour_range : limits();
+    const at = high > low ? (exponents[by] - low) / (high - low) * (scale.length - 1) : 0;
     const first = Math.min(scale.length - 2, Math.floor(at));
     const mix = scale[first].map((v, i) => Math.round(v + (scale[first + 1][i] - v) * (at - first)));
     return `rgb(${mix.join(",")})`;
@@ -36,13 +39,13 @@
       if (run.structure !== series.structure || run.open !== (series.role === "open") || !run[panel.measure]) continue;
       run.loss.forEach((loss, i) => {
         if (panel.is_counted && i < run.cold) return; // in the warm-up
-        if (!(run[panel.measure][i] > 0)) return; // cannot be shown on a logarithmic axis
-        x.push(run[panel.measure][i]); y.push(loss); text.push(`${plain(run.label)}<br>step ${run.step[i] ?? "?"}, loss ${loss}, ${at(run[panel.measure][i], panel)}`);
+        if (!(run[panel.measure][i] > 0) || !(loss > panel.linf)) return; // cannot be shown on a logarithmic axis
+        x.push(run[panel.measure][i]); y.push(loss - panel.linf); text.push(`${plain(run.label)}<br>step ${run.step[i] ?? "?"}, loss ${loss}, ${at(run[panel.measure][i], panel)}`);
       });
       x.push(null); y.push(null); text.push("");
     }
     const isFew = data.runs.reduce((sum, run) => sum + run.loss.length, 0) < 3000;
-    const c = colour(series.structure);
+    const c = colour(series.structure, panel);
     return { x, y, text, mode: isFew ? "lines+markers" : "lines", opacity: panel.is_counted ? 0.32 : 0.7,
       line: { width: 1, color: c, dash: series.role === "open" ? "dot" : "solid" }, marker: { size: 3, color: c } };
   }
@@ -50,9 +53,11 @@
   const ROLES = {
     runs: runsTrace,
     open: runsTrace,
-    frontier: (s, panel) => ({ mode: "markers", marker: { size: innerWidth < 720 ? 5 : 7, color: colour(s.structure), symbol: data.structures[s.structure].symbol,
-      line: { width: data.structures[s.structure].symbol.endsWith("open") ? 2 : 0, color: colour(s.structure) } },
-      text: s.text.map((t, i) => `${plain(t)}<br>on the frontier, loss ${s.y[i]}, ${at(s.x[i], panel)}`) }),
+    frontier: (s, panel) => ({ mode: "markers", marker: { size: innerWidth < 720 || panel.colour_by !== null ? 5 : 7, color: colour(s.structure, panel),
+      symbol: panel.colour_by === null ? data.structures[s.structure].symbol : "circle",
+      line: { width: panel.colour_by === null && data.structures[s.structure].symbol.endsWith("open") ? 2 : 0, color: colour(s.structure, panel) } },
+      text: s.text.map((t, i) => `${plain(t)}<br>on the frontier, loss ${+(s.y[i] + panel.linf).toPrecision(5)}, ${at(s.x[i], panel)}`
+        + (panel.colour_by === null ? "" : `<br>${greek[panel.colour_by]} = ${+data.structures[s.structure].exponents[panel.colour_by].toFixed(3)}`)) }),
     law: s => ({ mode: "lines", line: { width: 2.2, color: colour(s.structure) }, hoverinfo: "skip" }),
     beyond: s => ({ mode: "lines", line: { width: 1.6, color: colour(s.structure), dash: "dash" }, hoverinfo: "skip" }),
     residual: (s, panel) => ({ mode: "lines+markers", line: { width: 1.4, color: colour(s.structure) }, marker: { size: 7, color: colour(s.structure),
@@ -97,17 +102,17 @@
   }
 
   // A logarithmic axis over two decades or more labels only powers of ten: small 2s and 5s are unreadable.
-  function decades(shown) {
+  function decades(shown, isNarrow) {
     let low = Infinity, high = 0;
     for (const trace of shown) for (const x of trace.x) if (x > 0) { low = Math.min(low, x); high = Math.max(high, x); }
     const minor = { dtick: "D1", ticks: "outside", ticklen: 3, tickcolor: css("--line"), showgrid: false };
     if (high < 100 * low) {
       const values = [], first = Math.floor(Math.log10(low));
-      for (let k = first; k <= Math.log10(high) + 1; k++) for (const step of innerWidth < 720 ? [1, 3] : [1, 2, 5]) values.push([step, k]);
+      for (let k = first; k <= Math.log10(high) + 1; k++) for (const step of isNarrow ? [1, 3] : [1, 2, 5]) values.push([step, k]);
       return { tickvals: values.map(([step, k]) => step * 10 ** k), ticktext: values.map(([step, k]) => `${step > 1 ? step + "\u00d7" : ""}10<sup>${k}</sup>`), tickangle: 0 };
     }
     return { tickfont: { size: 10 }, // plotly enlarges powers of ten
-      dtick: Math.ceil(Math.log10(high / low) / (innerWidth < 720 ? 5 : 12)), tickangle: 0, minor };
+      dtick: Math.ceil(Math.log10(high / low) / (isNarrow ? 5 : 12)), tickangle: 0, minor };
   }
 
   function layout(panel, height, drawn) {
@@ -120,8 +125,9 @@
     if (dots.length) Object.assign(y, { tickvals: dots.map(s => s.y[0]), ticktext: dots.map(s => clip(s.text[0]) + " "), showgrid: false,
       title: undefined, fixedrange: true });
     const x = axis(panel.x_title, panel.is_log_x, panel.x_range, panel.is_reversed, panel.is_reversed || panel.line_x !== null);
-    if (panel.measure) Object.assign(x, decades(drawn));
-    if (panel.measure) Object.assign(y, { tickvals: undefined, ticktext: undefined, tickformat: "~g" });
+    const isThird = panel.colour_by !== null; // of the width
+    if (panel.measure) Object.assign(x, decades(drawn, isThird || innerWidth < 720));
+    if (panel.measure) Object.assign(y, { tickvals: undefined, ticktext: undefined, tickformat: "~g", ...(isThird ? { dtick: "D2" } : {}) });
     return { ...base(height), xaxis: x, yaxis: y,
       shapes: [...(panel.line_x !== null ? [line(panel.line_x, null)] : []), ...(panel.line_y !== null ? [line(null, panel.line_y)] : [])],
       annotations: labels(shown.filter(s => s.role === "place")).map(([s, text, before]) => ({ x: s.x[0], y: s.y[0], text, showarrow: false,
@@ -157,8 +163,49 @@
       const height = isDots ? 90 + 58 * panel.series.length : figure.name === "frontier" ? first
         : figure.is_choice ? (isNarrow ? 400 : 540) : (isNarrow ? 340 : 420);
       const drawn = traces(panel);
-      Plotly.react(place, drawn, layout(panel, height, drawn), config);
+      const made = layout(panel, height, drawn);
+      if (panel.title) Object.assign(made, { title: { text: panel.title, font: { size: 14 }, x: 0, xref: "paper", y: 0.98, yanchor: "top" }, margin: { ...made.margin, t: 38 } });
+      Plotly.react(place, panel.colour_by === null ? drawn : [...drawn, legend(panel)], made, config);
     });
+  }
+
+  function legend(panel) { // nothing but its colour bar is drawn
+    const [low, high] = panel.colour_range;
+    return { type: "scatter", mode: "markers", x: [null], y: [null], showlegend: false, hoverinfo: "skip", marker: { size: 0, color: [low], cmin: low, cmax: high,
+      colorscale: scale.map((rgb, k) => [k / (scale.length - 1), `rgb(${rgb.join(",")})`]), showscale: high > low,
+      colorbar: { thickness: 9, outlinewidth: 0, len: 0.9, xpad: 6, ypad: 0, title: { text: greek[panel.colour_by], side: "top" }, tickfont: { size: 11 }, nticks: 5 } } };
+  }
+
+  // Every run of a search: a row for each candidate, runs in the order of the decisions.
+  function drawLanes(element) {
+    const { lanes, marks, colours, words } = data.search;
+    const isNarrow = innerWidth < 720;
+    element.classList.add("ready");
+    const clip = text => plain(text.length > (isNarrow ? 14 : 32) ? text.slice(0, isNarrow ? 13 : 31) + "\u2026" : text);
+    const common = { type: "scatter", hoverinfo: "text" };
+    const shown = lanes.map((lane, k) => ({ ...common, mode: "lines", x: [lane.number[0], lane.number.at(-1)], y: [k, k], hoverinfo: "skip", showlegend: false,
+      opacity: 0.45, line: { width: 1.5, color: colours[lane.state] } }));
+    for (const state of Object.keys(words)) {
+      const here = lanes.map((lane, k) => [lane, k]).filter(([lane]) => lane.state === state);
+      if (!here.length) continue;
+      const flat = pick => here.flatMap(([lane, k]) => lane.number.map((_, i) => pick(lane, k, i)));
+      shown.push({ ...common, mode: "markers", name: words[state], x: flat((lane, k, i) => lane.number[i]), y: flat((lane, k) => k),
+        text: flat((lane, k, i) => [`<b>${clip(lane.name)}</b>`, ...lane.text[i].map(plain)].join("<br>")),
+        marker: { size: flat((lane, k, i) => lane.size[i] * (isNarrow ? 0.65 : 1)), color: colours[state], opacity: 0.92, line: { width: 1, color: css("--bg") } } });
+      if (state !== "leader" && state !== "open") shown.push({ ...common, mode: "markers", showlegend: false, y: here.map(([, k]) => k),
+        x: here.map(([lane]) => lane.number.at(-1) + 0.5 + 0.012 * Math.max(...lanes.map(l => l.number.at(-1)))),
+        text: here.map(([lane]) => `<b>${clip(lane.name)}</b><br>${plain(lane.ending).replace(/: |; /g, m => m.trim() + "<br>")}`),
+        marker: { symbol: "x-thin", size: 9, line: { width: 2.2, color: colours[state] } } });
+    }
+    const row = Math.max(15, Math.min(30, 1100 / lanes.length));
+    const few = isNarrow ? marks.filter((_, k) => k % 2 === 0) : marks;
+    const made = { ...base(118 + row * lanes.length), showlegend: true,
+      legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", itemsizing: "constant", font: { size: 13 } },
+      xaxis: { ...axis(isNarrow ? "run, and the FLOPs spent before it" : "run; below, the share of FLOPs spent before it", false, null), tickvals: few.map(([n]) => n), ticktext: few.map(([n, share]) => `${n}<br>${share}`) },
+      yaxis: { tickvals: lanes.map((_, k) => k), ticktext: lanes.map(lane => clip(lane.name) + "  "), range: [lanes.length - 0.4, -0.6], automargin: true,
+        showgrid: false, zeroline: false, fixedrange: true, tickfont: { size: row < 18 ? 10.5 : 12.5 } } };
+    made.margin = { ...made.margin, t: 34, l: 20, b: 70 };
+    Plotly.react(element.querySelector(".live"), shown, made, config);
   }
 
   function drawRouting(element) {
@@ -189,7 +236,7 @@
   for (const element of document.querySelectorAll("figure[data-figure]")) {
     const name = element.dataset.figure;
     const figure = data.figures.find(f => f.name === name);
-    const draw = figure ? e => drawFigure(e, figure) : drawRouting;
+    const draw = figure ? e => drawFigure(e, figure) : name === "lanes" ? drawLanes : drawRouting;
     waiting.set(element, draw);
     element.querySelectorAll(".choice button").forEach(button => button.addEventListener("click", () => {
       press(button);

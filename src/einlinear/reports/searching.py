@@ -1,0 +1,193 @@
+"""The search that trained the runs of a directory: its answer, its candidates, their runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+from einlinear.errors import EinlinearError
+from einlinear.reports.shown import ChosenRun, Lane, LaneState, ShownRun, ShownSearch
+from einlinear.runs.config import RunConfig
+from einlinear.searches.answer import (
+    ANSWER,
+    CHOICES,
+    Answer,
+    LeaderboardRow,
+    MadeChoice,
+    read_answer,
+    read_choices,
+)
+from einlinear.show.numbers import between, counted, short
+from einlinear.structures.text import parse
+
+SEARCH_FILES = (ANSWER, CHOICES)
+"""What a search adds to its directory of runs."""
+
+_Key = tuple[str, int, int, bool, bool]
+
+
+def read_searched(
+    source: Path, runs: tuple[ShownRun, ...], problems: list[tuple[str, str]]
+) -> tuple[tuple[ShownRun, ...], ShownSearch | None]:
+    """The runs that a report analyses, and the search that chose them, if one did.
+
+    A run of a search goes on from shorter ones, whose points it repeats: only the longest counts.
+    """
+    if not any((source / name).is_file() for name in SEARCH_FILES):
+        return runs, None
+    answer = _read(source, problems)
+    if answer is None:
+        return longest_runs(runs), None
+    rows = _rows_by_key(answer)
+    named = tuple(replace(run, name=_name(run, rows)) for run in runs)
+    choices: dict[str, MadeChoice] = {}
+    for choice in read_choices(source):
+        choices.setdefault(choice.id, choice)  # later ones only go on with an interrupted run
+    lanes = _lanes(answer, rows, _chosen(named, choices))
+    return longest_runs(named), ShownSearch(answer, lanes)
+
+
+def _read(source: Path, problems: list[tuple[str, str]]) -> Answer | None:
+    path = source / ANSWER
+    if not path.exists():
+        return None
+    try:
+        answer = read_answer(source)
+    except EinlinearError as error:
+        problems.append((str(path), error.what.removeprefix(f"cannot read {path}: ")))
+        return None
+    if not answer.rows:
+        problems.append((str(path), "its leaderboard is empty"))
+    return answer if answer.rows else None
+
+
+def longest_runs(runs: Sequence[ShownRun]) -> tuple[ShownRun, ...]:
+    """All runs but those with a result that a longer one with a result goes on from."""
+    longest: dict[str, int] = {}
+    chains = [_chain(run) if run.has_result else run.id for run in runs]
+    for run, chain in zip(runs, chains, strict=True):
+        longest[chain] = max(longest.get(chain, 0), run.steps_done or 0)
+    pairs = zip(runs, chains, strict=True)
+    return tuple(run for run, chain in pairs if (run.steps_done or 0) >= longest[chain])
+
+
+def _chain(run: ShownRun) -> str:
+    """The same for runs that differ in nothing but their steps."""
+    return run.id if run.config is None else replace(run.config, steps=1).id
+
+
+def _rows_by_key(answer: Answer) -> dict[_Key, tuple[str, LeaderboardRow]]:
+    """Rows and their names: their labels, or the structures if two have the same label."""
+    counts = Counter(row.label for row in answer.rows)
+    found = {}
+    for row in answer.rows:
+        is_ffn, is_aligned = "ffn" in row.label, "head-aligned" in row.label
+        key = _key(row.structure, row.num_experts, row.num_active, is_ffn, is_aligned)
+        found[key] = (row.label if counts[row.label] == 1 else row.structure, row)
+    return found
+
+
+def _key(structure: str, num_experts: int, num_active: int, is_ffn: bool, is_aligned: bool) -> _Key:
+    """The same for all spellings of a candidate."""
+    try:
+        structure = str(parse(structure))
+    except EinlinearError:
+        pass  # an answer that somebody wrote by hand
+    return structure, num_experts, num_active if num_experts else 0, is_ffn, is_aligned
+
+
+def _key_of(config: RunConfig) -> _Key:
+    is_ffn = bool(config.num_experts) and config.experts == "ffn"
+    numbers = config.num_experts, config.num_active
+    return _key(config.structure, *numbers, is_ffn, bool(config.head_aligned))
+
+
+def _name(run: ShownRun, rows: Mapping[_Key, tuple[str, LeaderboardRow]]) -> str:
+    found = None if run.config is None else rows.get(_key_of(run.config))
+    return run.name if found is None else found[0]
+
+
+def _chosen(runs: Iterable[ShownRun], choices: Mapping[str, MadeChoice]) -> list[ChosenRun]:
+    """All runs in the order in which they were chosen, or else in which they were written."""
+    place = {name: k for k, name in enumerate(choices)}
+    ordered = sorted(runs, key=lambda run: (place.get(run.id, inf), run.written or inf, run.id))
+    done: dict[str, float] = {}
+    spent, found = 0.0, []
+    for number, run in enumerate(ordered, 1):
+        choice, chain = choices.get(run.id), _chain(run)
+        flops = max(0.0, run.total("flops") - done.get(chain, 0.0))
+        if choice is not None and not run.has_result:
+            flops = choice.flops
+        done[chain] = max(done.get(chain, 0.0), run.total("flops"))
+        why = "" if choice is None else choice.why
+        found.append(ChosenRun(run, number, why, flops, spent))
+        spent += flops
+    return found
+
+
+def _lanes(
+    answer: Answer,
+    rows: Mapping[_Key, tuple[str, LeaderboardRow]],
+    chosen: Sequence[ChosenRun],
+) -> tuple[Lane, ...]:
+    """Candidates in the order of the leaderboard, then those that are not in it."""
+    by_name: dict[str, list[ChosenRun]] = {name: [] for name, _ in rows.values()}
+    for one in chosen:
+        by_name.setdefault(one.run.structure, []).append(one)
+    known = {name: row for name, row in rows.values()}
+    lanes = []
+    for name, runs in by_name.items():
+        row, with_rates = known.get(name), _with_rates(runs)
+        state = _state(row, runs)
+        ending = _ending(answer, row, state, runs, len(chosen))
+        lanes.append(Lane(name, row, state, with_rates, ending))
+    return tuple(lanes)
+
+
+def _with_rates(runs: Sequence[ChosenRun]) -> tuple[ChosenRun, ...]:
+    """The rate that most runs have is the usual one."""
+    rates = [one.run.config.lr for one in runs if one.run.config is not None]
+    if not rates:
+        return tuple(runs)
+    usual = max(rates, key=rates.count)
+    return tuple(
+        replace(one, rate=one.run.config.lr / usual) if one.run.config is not None else one
+        for one in runs
+    )
+
+
+def _state(row: LeaderboardRow | None, runs: Sequence[ChosenRun]) -> LaneState:
+    if row is not None:
+        return "leader" if row.state == "leader" else "open" if row.state == "open" else "stopped"
+    return "diverged" if any(one.run.state == "diverged" for one in runs) else "failed"
+
+
+def _ending(
+    answer: Answer,
+    row: LeaderboardRow | None,
+    state: LaneState,
+    runs: Sequence[ChosenRun],
+    total: int,
+) -> str:
+    """When and why a candidate got no further runs, as a sentence."""
+    if not runs:
+        return "Its runs are not in this directory."
+    last = runs[-1]
+    when = f"after run {last.number:,} of {total:,}"
+    if answer.spent > 0:
+        share = min(1.0, (last.spent + last.flops) / answer.spent)
+        when += f", with {share:.0%} of the FLOPs spent"
+    if row is None:
+        return f"Stopped {when}: a run {'diverged' if state == 'diverged' else 'did not finish'}."
+    loss = f"its predicted loss is {short(row.predicted_loss)}"
+    loss += f" ({ends})" if (ends := between(row.loss_interval)) else ""
+    if state == "leader":
+        return f"It leads after {counted(len(runs), 'run')}; {loss}."
+    if state == "open":
+        return (
+            f"It may still win ({row.wins:.0%}); its last run was number {last.number:,}; {loss}."
+        )
+    return f"Stopped {when}: it can hardly win any more; {loss}."
