@@ -20,7 +20,8 @@ def blocks(page, language):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python(page, capsys):
+def test_python(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = {}
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), names)

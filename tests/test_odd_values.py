@@ -119,6 +119,12 @@ ODD = {
         lambda: el.prepare(Path(__file__), "o", processes=10**9),
         "processes is 1000000000",
     ),
+    "recommend, huge": (lambda: el.recommend(8, 8, share=HUGE), "share is a number of about 5,000"),
+    "recommend, endless": (
+        lambda: el.recommend(8, 8, structures=count()),
+        "structures is count",
+    ),
+    "recommend, tokens": (lambda: el.recommend(8, 8, tokens=HUGE), "tokens is a number of about"),
     "prepare, no path": (lambda: el.prepare(5, "out"), "a text is given as 5"),
     "prepare, no folder": (lambda: el.prepare("hub:a/b", 5), "the folder for tokens is given as 5"),
 }

@@ -59,6 +59,10 @@ CONTRACT = [
     "compute_multiplier",
     "linf_table",
     "report",
+    "recommend",
+    "Recommendation",
+    "recommend_model",
+    "ModelRecommendation",
 ]
 
 

@@ -12,6 +12,10 @@ from einlinear.layers.registration import register_on_demand as _register_on_dem
 from einlinear.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from einlinear.bench.recommend import Recommendation as Recommendation
+    from einlinear.bench.recommend import recommend as recommend
+    from einlinear.bench.recommend_model import ModelRecommendation as ModelRecommendation
+    from einlinear.bench.recommend_model import recommend_model as recommend_model
     from einlinear.data.prepare import prepare as prepare
     from einlinear.data.tasks.catalogue import open_task as open_task
     from einlinear.errors import EinlinearError as EinlinearError
@@ -69,6 +73,10 @@ if TYPE_CHECKING:
     from einlinear.runs.config_file import load_config as load_config
     from einlinear.runs.directory import read_record as read_record
     from einlinear.runs.record import RunRecord as RunRecord
+    from einlinear.searches.search import SearchResult as SearchResult
+    from einlinear.searches.search import search as search
+    from einlinear.searches.search import search_result as search_result
+    from einlinear.searches.space import SearchSpace as SearchSpace
     from einlinear.structures.diagram import draw_structure as draw_structure
     from einlinear.structures.named import btt as btt
     from einlinear.structures.named import dense as dense
@@ -150,6 +158,10 @@ _HOMES = {
     "RunRecord": "runs.record",
     "read_record": "runs.directory",
     "train": "training.train",
+    "SearchResult": "searches.search",
+    "search": "searches.search",
+    "search_result": "searches.search",
+    "SearchSpace": "searches.space",
     "Study": "sweeps.study",
     "load_study": "sweeps.study",
     "SweepResult": "sweeps.sweep",
@@ -166,6 +178,10 @@ _HOMES = {
     "linf_table": "laws.multiplier",
     "ReportFiles": "reports.write",
     "report": "reports.write",
+    "Recommendation": "bench.recommend",
+    "recommend": "bench.recommend",
+    "ModelRecommendation": "bench.recommend_model",
+    "recommend_model": "bench.recommend_model",
     "prepare": "data.prepare",
     "open_task": "data.tasks.catalogue",
 }

@@ -381,11 +381,12 @@ def test_help_fits_and_fills_the_terminal(capsys, monkeypatch, name, columns):
 def test_a_terminal_that_is_narrow_wraps_errors(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(cli, "_is_terminal", lambda stream: True)
-    _, _, err = run(capsys, "serch")
+    _, _, err = run(capsys, "zzz")
     assert err.splitlines() == [
-        "einlinear: there is no command 'serch'",
-        "  rule: the commands are describe, atlas, bench, landscape,",
-        "        prepare, train, sample, sweep, report, doctor",
+        "einlinear: there is no command 'zzz'",
+        "  rule: the commands are describe, atlas, bench, recommend,",
+        "        landscape, prepare, train, sample, sweep, search,",
+        "        report, doctor",
         "  fix:  see einlinear --help",
     ]
 

@@ -209,7 +209,7 @@ def test_a_log_that_is_full(monkeypatch):
 def test_no_more_rows_than_fit():
     many = SweepProgress(99, 0, 0, 0, RUNNING * 15, 0.0, 1.0)
     console = Console(file=io.StringIO(), width=80)
-    console.print(sweep_display.picture(many, 120))
+    console.print(sweep_display.picture(many, 120, "all"))
     assert "and 10 more" in console.file.getvalue()
 
 

@@ -35,8 +35,10 @@ from einlinear.cli.commands.describe import describe
 from einlinear.cli.commands.doctor import doctor
 from einlinear.cli.commands.landscape import landscape
 from einlinear.cli.commands.prepare import prepare
+from einlinear.cli.commands.recommend import recommend
 from einlinear.cli.commands.report import report
 from einlinear.cli.commands.sample import sample
+from einlinear.cli.commands.search import search
 from einlinear.cli.commands.sweep import sweep
 from einlinear.cli.commands.train import train
 from einlinear.cli.terminal import columns
@@ -47,11 +49,13 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     describe,
     atlas,
     bench,
+    recommend,
     landscape,
     prepare,
     train,
     sample,
     sweep,
+    search,
     report,
     doctor,
 )

@@ -13,6 +13,8 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from einlinear.show.progress import Progress
     from einlinear.training.loop import TrainProgress
 
@@ -76,6 +78,22 @@ def training_bar(console: Console) -> Iterator[Callable[[TrainProgress], None]]:
             print(_training_text(at), file=sys.stderr)
 
     yield write
+
+
+def case_progress(case: str, status: Status) -> Callable[[str], None]:
+    """A function that shows the case and where it is: at once in a terminal, rarely in a log."""
+    status.update(case)
+    if status.console.is_terminal:
+        return lambda text: status.update(f"{case}: {text}")
+    print(case, file=sys.stderr)
+    clock = LineClock()
+    clock.is_due()
+
+    def write_line(text: str) -> None:
+        if clock.is_due():
+            print(f"  {text}", file=sys.stderr)
+
+    return write_line
 
 
 def _training_text(at: TrainProgress) -> str:

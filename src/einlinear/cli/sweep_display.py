@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -24,16 +24,19 @@ _LEAST_WITH_BARS = 78  # columns; in fewer, the names of runs need them
 
 @contextmanager
 def sweep_display(
-    console: Console, labels: dict[str, str]
+    console: Console,
+    labels: Mapping[str, str],
+    summary: Callable[[SweepProgress], str] | None = None,
 ) -> Iterator[Callable[[SweepProgress], None]]:
-    """A function that shows progress; `labels` name runs by id."""
+    """A function that shows progress; `labels` name runs by id, `summary` says how far all is."""
+    words = summary or _summary
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as live:
 
             def draw(at: SweepProgress) -> None:
                 for ended in at.last:
                     live.console.print(_ending(ended, labels), markup=False)
-                live.update(picture(at, console.width), refresh=True)
+                live.update(picture(at, console.width, words(at)), refresh=True)
 
             yield draw
         return
@@ -42,7 +45,7 @@ def sweep_display(
     def write(at: SweepProgress) -> None:
         lines = [_ending(ended, labels) for ended in at.last]
         if clock.is_due(always=bool(lines)):
-            _say("\n".join([*lines, _summary(at)]))
+            _say("\n".join([*lines, words(at)]))
 
     yield write
 
@@ -57,12 +60,12 @@ def _say(text: str) -> None:
         pass
 
 
-def picture(at: SweepProgress, width: int) -> Group:
+def picture(at: SweepProgress, width: int, words: str) -> Group:
     """One line for all, and one for each active run; with bars if there is room."""
     bars = int(width >= _LEAST_WITH_BARS)
     head = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(1.0, at.share, width=_BAR)
-    head.add_row(*[bar] * bars, Text(_summary(at), style="bold"))
+    head.add_row(*[bar] * bars, Text(words, style="bold"))
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for _ in range(bars):
         table.add_column(width=_BAR)
@@ -92,7 +95,7 @@ def _summary(at: SweepProgress) -> str:
     return ", ".join(parts)
 
 
-def _ending(ended: RunRecord | Failure, labels: dict[str, str]) -> str:
+def _ending(ended: RunRecord | Failure, labels: Mapping[str, str]) -> str:
     name = f"{ended.id} {labels.get(ended.id, '')}".strip()
     if isinstance(ended, Failure):
         return f"failed    {name}: {ended.reason}"

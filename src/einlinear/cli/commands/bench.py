@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from einlinear.cli.progress import LineClock
+from einlinear.cli.progress import case_progress
 from einlinear.cli.terminal import columns, console, write
 from einlinear.errors import EinlinearError
 from einlinear.files.whole import write_whole
@@ -20,8 +19,6 @@ from einlinear.show.tables import wrapped
 from einlinear.structures.values import whole_number
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from einlinear.bench.blocks import StackCase
     from einlinear.bench.layers import LayerCase
     from einlinear.bench.rows import BenchResult
@@ -89,7 +86,7 @@ def bench(
     results = []
     with screen.status("") as status:
         for number, (text, job) in enumerate(jobs, 1):
-            show = _progress(f"case {number} of {len(jobs)}: {text}", status)
+            show = case_progress(f"case {number} of {len(jobs)}: {text}", status)
             results.append(job(getattr(torch, dtype), repeats=repeats, on_progress=show))
             write_whole(out / "bench.json", json.dumps(bench_json(merge_results(results))).encode())
     result = merge_results(results)
@@ -151,22 +148,6 @@ def _stack_jobs(cases: Sequence[StackCase]) -> _Jobs:
         )
         for case in cases
     ]
-
-
-def _progress(case: str, status: Status) -> Callable[[str], None]:
-    """Show the case and its progress: in a terminal at once, in a log now and then."""
-    status.update(case)
-    if status.console.is_terminal:
-        return lambda text: status.update(f"{case}: {text}")
-    print(case, file=sys.stderr)
-    clock = LineClock()
-    clock.is_due()
-
-    def write_line(text: str) -> None:
-        if clock.is_due():
-            print(f"  {text}", file=sys.stderr)
-
-    return write_line
 
 
 def _read(path: Path) -> str:

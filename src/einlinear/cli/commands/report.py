@@ -83,7 +83,8 @@ def _make(directory: Path, out: Path | None, settings: ReportSettings) -> None:
     with console().status("building the report"):
         found = analyse(gather(directory), settings)
         files = write_report(found, place_for(directory, out))
-    lines = [files.words.headline, *(f"- {text}" for text in files.words.results)]
+    results = (*files.words.search, *files.words.results)
+    lines = [files.words.headline, *(f"- {text}" for text in results)]
     if files.words.cautions:
         lines += ["Limitations:", *(f"- {text}" for text in files.words.cautions)]
     for line in lines:
