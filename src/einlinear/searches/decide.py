@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from einlinear.laws.observations import Floats, Ints
 from einlinear.searches.surrogate import Belief, Cost
 
+OVERHEAD = 0.02
+"""Of what was spent so far, the least that a run counts as: for less, deciding is not worth it."""
+
 HOPELESS = 0.01  # a candidate that is better than the leader in fewer draws is stopped
 _DRAWS = 400
 

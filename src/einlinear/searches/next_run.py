@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from einlinear.runs.config import RunConfig
-from einlinear.searches.decide import Choice, Outlook, best_option, draw_rival
+from einlinear.searches.decide import OVERHEAD, Choice, Outlook, best_option, draw_rival
 from einlinear.searches.state import RATES, SearchState, flops_of
 
 RESERVED = 0.15
@@ -89,7 +89,7 @@ def _informed(state: SearchState, busy: list[_Place], left: float) -> NextRun | 
     pair = dict.fromkeys((view.leader, rival, reference))
     options = [option for k in pair for option in _options(state, k, busy, most)]
     running = [_option(state, state.order.index(p[0]), *p[1:]) for p in busy if p[0] in state.order]
-    overhead = state.cost(0, 0, 0, None)
+    overhead = max(state.cost(0, 0, 0, None), OVERHEAD * state.tally.spent)
     found = best_option(belief, state.target, (view.leader, rival), options, running, overhead)
     if found is None:
         return None

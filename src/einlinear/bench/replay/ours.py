@@ -10,7 +10,7 @@ import numpy as np
 from einlinear.bench.replay.optuna_methods import gp_proposal
 from einlinear.bench.replay.tables import RunTable, Session
 from einlinear.laws.observations import Floats, Ints
-from einlinear.searches.decide import Choice, Outlook, best_option, draw_rival, look_ahead
+from einlinear.searches.decide import OVERHEAD, Choice, Outlook, best_option, draw_rival, look_ahead
 from einlinear.searches.space import FIRST_TRIED
 from einlinear.searches.surrogate import Belief
 
@@ -21,7 +21,6 @@ _OPENING = 1  # the rung of the first runs
 _LARGEST = 0.5  # the most that one run may cost, of what is left
 _EVERY = 3  # of so many runs, one is chosen to compare the leader with dense
 _PROPOSALS = 4  # of so many runs, one is of a new structure that a proposer names
-_OVERHEAD = 0.02  # of what has been spent: a decision is not worth making for less
 
 
 def run_search(
@@ -72,7 +71,7 @@ def _next(
         rival = 0  # how much better than dense the leader is counts, too
     runs, pair = _run_numbers(session), dict.fromkeys((view.leader, rival, 0))
     options = [choice for k in pair for choice in _options(session, k, order[k], runs)]
-    overhead = max(float(table.cost[0, 0, 0]), _OVERHEAD * session.spent)
+    overhead = max(float(table.cost[0, 0, 0]), OVERHEAD * session.spent)
     return best_option(belief, table.target, (view.leader, rival), options, (), overhead)
 
 
