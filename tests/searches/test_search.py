@@ -30,7 +30,7 @@ TINY = {
     "space": SPACE,
     "widths": [16, 32],
     "steps": [4, 8, 16],
-    "flops": 5e8,
+    "flops": 4e8,
     "executor": "inline",
 }
 TIMES = ("seconds_multiplier", "seconds_interval", "speed")
@@ -106,10 +106,10 @@ def test_a_finished_search_trains_nothing_and_a_larger_budget_goes_on(finished, 
 
 
 def test_a_larger_budget_goes_on(tmp_path):
-    small = search(**TINY | {"flops": 3e8}, out=tmp_path)
-    larger = search(**TINY | {"flops": 4.5e8}, out=tmp_path)
-    assert small.answer.spent <= 3e8 < larger.answer.spent <= 4.5e8
-    assert read_spec(tmp_path).flops == 4.5e8
+    small = search(**TINY | {"flops": 2.5e8}, out=tmp_path)
+    larger = search(**TINY | {"flops": 3.2e8}, out=tmp_path)
+    assert small.answer.spent <= 2.5e8 < larger.answer.spent <= 3.2e8
+    assert read_spec(tmp_path).flops == 3.2e8
 
 
 def test_dense_has_the_same_seeds_and_tuning(finished):

@@ -48,7 +48,7 @@ def test_optimizers_in_a_grid_have_rates_of_their_own():
     adamw, muon = configs(study)
     assert (adamw.optimizer, muon.optimizer) == ("adamw", "muon")
     assert adamw == el.RunConfig(steps=10)
-    assert muon.lr == 2 * adamw.lr
+    assert muon.lr == 4 * adamw.lr
 
 
 def test_a_file_without_a_name_is_called_as_it_is(tmp_path):

@@ -130,8 +130,8 @@ class Driver:
             for outcome in self._executor.ended(_SECONDS_BETWEEN_LOOKS):
                 self._take(outcome)
             self._look_elsewhere()
-            self._fill()
             self._report()
+            self._fill()
         states = self._states.items()
         return (
             {name: state.record for name, state in states if state.record is not None},

@@ -296,7 +296,7 @@ def test_who_lost_its_claim_stops_and_writes_no_record(tmp_path, monkeypatch):
     config = tiny()
     others = []
 
-    def train_and_lose(config, out, report, threads):
+    def train_and_lose(config, out, report, threads, thaw):
         def told(at):
             if not others:
                 held = out / "claim-000001"
