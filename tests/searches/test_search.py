@@ -1,6 +1,7 @@
 """Whole searches: decisions that repeat, kills, many searchers on one directory."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -14,13 +15,15 @@ import pytest
 import einlinear as el
 from einlinear.errors import EinlinearError
 from einlinear.searches.answer import read_answer, read_choices
-from einlinear.searches.ladder import Ladder
+from einlinear.searches.ladder import Ladder, Rungs
 from einlinear.searches.next_run import next_run
 from einlinear.searches.search import search, search_result
+from einlinear.searches.space import Candidate, SearchSpace
 from einlinear.searches.spec import read_spec
 from einlinear.searches.state import SearchState
 from einlinear.searches.supply import RunFolder
 from einlinear.searches.words import conclusions, leaderboard_table, paste_code
+from einlinear.sweeps import run_job
 
 SETTINGS = {"teacher_width": 8, "batch_size": 16, "eval_size": 64, "device": "cpu"}
 SPACE = {"structures": ["btt", "low_rank"], "sample": 3}
@@ -156,6 +159,57 @@ def test_what_a_run_that_diverges_or_fails_means(finished):
     assert all(state.candidates[k].label != "monarch" for k in state.order)
 
 
+def test_a_run_that_fails_ends_only_its_candidate(tmp_path, monkeypatch):
+    """As where btt does not fit into memory."""
+    right = run_job.train
+
+    def train(config, *given, **named):
+        if config.structure == "btt":
+            raise MemoryError("no room")
+        return right(config, *given, **named)
+
+    monkeypatch.setattr(run_job, "train", train)
+    small = {"flops": 2.5e8, "space": {"structures": ["btt", "low_rank"], "sample": 0}}
+    result = search(**TINY | small, out=tmp_path)
+    assert {row.label for row in result.leaderboard} == {"dense", "low_rank"}
+    assert result.answer.failed == ("monarch",)
+    assert "Runs of monarch failed" in " ".join(conclusions(result.answer))
+
+
+def test_dense_layers_that_diverge_end_the_search_with_a_reason(finished, tmp_path):
+    spec = read_spec(finished.path)
+    records = list(RunFolder(finished.path).read().records)
+    dense = next(r for r in records if r.config.structure == "dense")
+    changed = [replace(r, status="diverged") if r is dense else r for r in records]
+    state = SearchState(spec, Ladder(spec.settings, spec.rungs), changed)
+    if 0 in state.diverged:
+        assert next_run(state, (), spec.flops) is None
+
+
+def test_no_two_levels_have_the_same_width_and_dense_has_the_widths_that_were_given():
+    ladder = Ladder({"task": "regression", **SETTINGS}, Rungs((16, 20, 24), (4, 8)))
+    for candidate in SearchSpace(sample=5, num_experts=(0, 4)).candidates:
+        widths = [ladder.width(candidate, level) for level in range(3)]
+        assert len(set(widths)) == 3
+        assert [ladder.level_of(candidate, width) for width in widths] == [0, 1, 2]
+    assert [ladder.width(Candidate(), level) for level in range(3)] == [16, 20, 24]
+
+
+def test_seconds_decide_if_they_are_the_objective(finished):
+    spec = replace(read_spec(finished.path), objective="seconds")
+    records = RunFolder(finished.path).read().records
+    state = SearchState(spec, Ladder(spec.settings, spec.rungs), records)
+    times = state.relative_times()
+    assert times[0] == 1.0
+    found = state.target.log_step
+    assert [found[k] for k in range(len(state.trained))] == pytest.approx(
+        [math.log(times[number]) for number in state.trained]
+    )
+    # A candidate that takes ten times as long per FLOP has a higher loss for the same time.
+    slow = replace(state.target, log_step=found + math.log(10))
+    assert (state.belief.middle().best(slow)[0] > state.belief.middle().best(state.target)[0]).all()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -172,6 +226,10 @@ def test_what_a_run_that_diverges_or_fails_means(finished):
         ({"task": "text", "settings": {"data": "nowhere.txt"}}, ["nowhere.txt"]),
         ({"objective": "joules"}, ["joules"]),
         ({"seeds": 0}, ["seeds is 0"]),
+        ({"steps": ["a", "b"]}, ["each of steps"]),
+        ({"target_flops": "1e9"}, ["the target is '1e9'"]),
+        ({"space": {"num_experts": [4], "num_active": 8}}, ["num_active"]),
+        ({"space": {"head_aligned": True}}, ["head_aligned"]),
     ],
 )
 def test_what_is_refused_before_anything_is_spent(tmp_path, changes, words):
@@ -185,6 +243,12 @@ def test_what_is_refused_before_anything_is_spent(tmp_path, changes, words):
 def test_another_search_in_the_same_directory_is_refused(finished):
     with pytest.raises(EinlinearError, match="another space"):
         search(**TINY | {"space": {"structures": ["btt"], "sample": 0}}, out=finished.path)
+
+
+@pytest.mark.parametrize("changes", [{"widths": [16, 48]}, {"target_flops": 1e12}, {"seed": 7}])
+def test_a_search_that_has_runs_keeps_all_but_its_budget(finished, changes):
+    with pytest.raises(EinlinearError, match="is of a search with another"):
+        search(**TINY | changes, out=finished.path)
 
 
 def test_a_result_needs_a_run_of_dense_layers(tmp_path):

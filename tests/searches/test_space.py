@@ -31,8 +31,10 @@ def test_a_sample_lies_in_its_region_and_does_not_change():
 def test_mixtures_and_aligned_heads_multiply_the_structures():
     space = SearchSpace(structures=("btt",), sample=0, num_experts=(0, 8), head_aligned=True)
     labels = [candidate.label for candidate in space.candidates]
+    assert space.num_listed == len(labels)
     assert labels == [
         "dense",
+        "dense moe 2/8",
         "monarch",
         "monarch head-aligned",
         "monarch moe 2/8",
@@ -78,6 +80,9 @@ def test_the_kernel_is_a_covariance(seed):
         ({"omega": 0, "psi": 1, "nu": [0.9, 0.1]}, ["nu"]),
         ({"structures": ["bbt"]}, ["bbt"]),
         ({"factors": [9]}, ["factors is 9"]),
+        ({"factors": []}, ["factors is ()", "one value or more"]),
+        ({"structures": None}, ["structures is None"]),
+        ({"head_aligned": "yes"}, ["head_aligned is 'yes'"]),
     ],
 )
 def test_spaces_that_make_no_sense(space, words):

@@ -302,6 +302,7 @@ def _make_laws(
     linf, scale, a = map(np.concatenate, columns)
     with np.errstate(over="ignore"):
         b, of_all = np.exp(scale + a * problem.centre), np.exp(log_b)
+    of_all = np.maximum(of_all, np.finfo(float).tiny)  # of laws without sense, whose log is taken
     ends = np.array([interval(samples, level) for samples in (linf, b, a)])
     ends[0] = np.minimum(ends[0], BELOW * problem.lowest)
     laws = []

@@ -74,6 +74,7 @@ class Answer:
     rows: tuple[LeaderboardRow, ...]
     effects: tuple[Effect, ...]
     target: float
+    objective: str
     spent: float
     linf: float
     linf_interval: tuple[float, float]

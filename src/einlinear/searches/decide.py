@@ -84,6 +84,8 @@ def draw_rival(view: Outlook, trained: Ints, random: np.random.Generator) -> int
     if len(new):
         is_in[new[view.chances[new].argmax()]] = True
     is_in[view.leader] = False
+    if (is_in & ~view.hopeless).any():
+        is_in &= ~view.hopeless
     losses = np.where(is_in, view.log_loss[random.integers(len(view.log_loss))], np.inf)
     return int(losses.argmin())
 

@@ -17,6 +17,7 @@ from einlinear.runs.config import RunConfig
 from einlinear.runs.record import Counts
 from einlinear.searches.space import Candidate
 from einlinear.show.numbers import FLOPS_PER_MAC, short
+from einlinear.structures.values import whole_number
 from einlinear.training.model import sizes_of
 from einlinear.training.needs import count_shape
 from einlinear.training.plan import task_of
@@ -53,9 +54,14 @@ class Ladder:
 
     def width(self, candidate: Candidate, level: int) -> int:
         """The width at which a candidate costs most nearly what the level says."""
+        if candidate == Candidate():
+            return self.rungs.widths[level]
         key = candidate.key, level
         if key not in self._widths:
-            self._widths[key] = self.counter.width(candidate, self.macs[level])
+            width = self.counter.width(candidate, self.macs[level])
+            if level:  # no two levels have the same width
+                width = max(width, self.width(candidate, level - 1) + self.counter.unit)
+            self._widths[key] = width
         return self._widths[key]
 
     def config(
@@ -142,8 +148,13 @@ def run_config(
     return RunConfig.from_dict({**settings, **fixed, **own}, "a search")
 
 
-def choose_rungs(settings: Mapping[str, Any], flops: float) -> Rungs:
-    """Sizes and steps that suit a budget; raises if it cannot pay for the smallest."""
+def choose_rungs(
+    settings: Mapping[str, Any], flops: float, flops_per_minute: float | None = None
+) -> Rungs:
+    """Sizes and steps that suit a budget; raises if it cannot pay for the smallest.
+
+    flops_per_minute: of the search, if its budget was given in minutes.
+    """
     counter = Counter(settings)
     top = 2.0 ** (LEVELS - 1 + RUNGS - 1 - _MIDDLE_LEVEL - _MIDDLE_RUNG)
     middle = _SHARE * flops / top
@@ -160,10 +171,14 @@ def choose_rungs(settings: Mapping[str, Any], flops: float) -> Rungs:
     lowest = steps_of(widths[best]) / 2**_MIDDLE_RUNG
     if lowest < _LEAST_STEPS:
         needed = flops * _LEAST_STEPS / lowest
+        given, least = f"{short(flops)} FLOPs", f"{short(ceil(needed))} FLOPs"
+        if flops_per_minute is not None:
+            given = f"{short(flops / flops_per_minute)} minutes, or {given} on this machine,"
+            least = f"{ceil(needed / flops_per_minute)} minutes"
         raise EinlinearError(
-            what=f"a budget of {short(flops)} FLOPs",
+            what=f"a budget of {given}",
             rule=f"a search trains {LEVELS} sizes for {_LEAST_STEPS} steps and more",
-            fix=f"give {short(ceil(needed))} FLOPs or more",
+            fix=f"give {least} or more",
         )
     chosen = widths[best - _MIDDLE_LEVEL : best - _MIDDLE_LEVEL + LEVELS]
     first = round(_PER_DECADE * log10(lowest))
@@ -174,6 +189,8 @@ def choose_rungs(settings: Mapping[str, Any], flops: float) -> Rungs:
 def check_rungs(widths: Sequence[int], steps: Sequence[int]) -> Rungs:
     """Sizes and steps that a user gives."""
     for name, values in (("widths", widths), ("steps", steps)):
+        for value in values:
+            whole_number(value, f"each of {name}", 1)
         if len(values) < 2 or list(values) != sorted(set(values)) or values[0] < 1:
             raise EinlinearError(
                 what=f"{name} are {quote(list(values))}",

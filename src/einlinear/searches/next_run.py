@@ -40,6 +40,8 @@ def next_run(
 
     running: runs that other workers train now.
     """
+    if 0 in state.left_out:
+        return None  # nothing can be compared with dense layers
     busy = [place for config in running if (place := state.place(config)) is not None]
     total_left -= sum(
         state.cost(c, level, rung, None if rate != 1.0 else seed)
@@ -62,7 +64,7 @@ def next_run(
 
 def _opening(state: SearchState) -> Iterator[tuple[_Place, str]]:
     """The first runs: dense at every size, every listed candidate at two."""
-    listed = 1 + len(state.spec.space.structures)
+    listed = state.spec.space.num_listed
     levels = range(len(state.spec.rungs.widths))
     for level in levels:
         yield from _first(state, 0, level, "dense is the reference")
@@ -72,7 +74,7 @@ def _opening(state: SearchState) -> Iterator[tuple[_Place, str]]:
 
 
 def _first(state: SearchState, c: int, level: int, why: str) -> Iterator[tuple[_Place, str]]:
-    if (c, level, 0) not in state.tally.longest and c not in state.diverged:
+    if (c, level, 0) not in state.tally.longest and c not in state.left_out:
         yield (c, level, _OPENING - min(level, _OPENING) * (c > 0), 0), why
 
 

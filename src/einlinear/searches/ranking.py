@@ -26,8 +26,8 @@ def make_answer(state: SearchState) -> Answer:
     random = np.random.default_rng((state.spec.seed, 1))
     draws = _first(_tuned(state, state.belief.draws(_DRAWS, random)), len(order))
     middle = _first(_tuned(state, state.belief.middle()), len(order))
-    slow = relative_times(state)
-    target = state.target
+    slow = state.relative_times()
+    target = state.flops_target
     loss, best = draws.best(target)[0], middle.best(target)[0][0]
     dense = order.index(0)
     ratio, ratio_middle = _multiplier(draws, target, dense), _multiplier(middle, target, dense)[0]
@@ -58,27 +58,16 @@ def make_answer(state: SearchState) -> Answer:
         rows=tuple(rows),
         effects=_effects(state, draws),
         target=state.spec.target,
+        objective=state.spec.objective,
         spent=state.tally.spent,
         linf=float(middle.linf[0]),
         linf_interval=_interval(draws.linf),
-        more_budget=_more_budget(np.log(loss), ranked),
+        more_budget=_more_budget(
+            np.log(loss) if state.spec.objective == "flops" else score, ranked
+        ),
         diverged=tuple(state.candidates[k].label for k in sorted(state.diverged)),
         failed=tuple(state.candidates[k].label for k in sorted(state.failed)),
     )
-
-
-def relative_times(state: SearchState) -> dict[int, float]:
-    """Time per FLOP relative to dense, at the largest size that both were trained at."""
-    times: dict[tuple[int, int], list[float]] = {}
-    for (number, level, _), (_, record) in state.tally.longest.items():
-        point = record.curve[-1]
-        if point.seconds > 0 and point.macs:
-            times.setdefault((number, level), []).append(point.seconds / point.macs)
-    found: dict[int, float] = {}
-    for number, level in sorted(times):
-        if (0, level) in times:
-            found[number] = float(np.median(times[number, level]) / np.median(times[0, level]))
-    return found
 
 
 def _tuned(state: SearchState, laws: Draws) -> Draws:
@@ -174,7 +163,7 @@ def _effects(state: SearchState, draws: Draws) -> tuple[Effect, ...]:
         pair = Draws(
             plain.linf, *(np.concatenate(two, 1) for two in zip(plain[1:], moved[1:], strict=True))
         )
-        ratio = _multiplier(pair, state.target, 0)[:, 1]
+        ratio = _multiplier(pair, state.flops_target, 0)[:, 1]
         low, high = _interval(ratio)
         found.append(Effect(name, change, float(np.median(ratio)), low, high))
     return tuple(found)

@@ -10,8 +10,17 @@ from typing import Any
 
 from einlinear.errors import EinlinearError
 from einlinear.runs.config import RunConfig
+from einlinear.runs.config_file import load_config
+from einlinear.runs.directory import CONFIG
 from einlinear.searches.answer import Answer, LeaderboardRow, write_answer
-from einlinear.searches.ladder import Ladder, check_affordable, check_rungs, choose_rungs
+from einlinear.searches.ladder import (
+    Ladder,
+    Rungs,
+    check_affordable,
+    check_rungs,
+    choose_rungs,
+    run_config,
+)
 from einlinear.searches.next_run import NextRun
 from einlinear.searches.ranking import make_answer
 from einlinear.searches.space import Candidate, SearchSpace
@@ -21,13 +30,14 @@ from einlinear.searches.spec import (
     SearchSpec,
     check_settings,
     check_target,
+    has_runs,
     keep_spec,
     read_spec,
 )
 from einlinear.searches.state import SearchState
 from einlinear.searches.supply import RunFolder, Supplier
 from einlinear.show.numbers import FLOPS_PER_MAC
-from einlinear.sweeps.driver import Driver, OnSweepProgress
+from einlinear.sweeps.driver import Driver, Failure, OnSweepProgress
 from einlinear.sweeps.executors.executor import Executor
 from einlinear.sweeps.job import STUDIES
 from einlinear.sweeps.placing import ExecutorName, Placing, opened, place
@@ -36,7 +46,7 @@ from einlinear.sweeps.sweep import plan_sweep, sweep_directory
 
 _MOST_RUNS = 10_000
 _USED = 0.85  # of the time is spent in steps, the rest in starting runs and deciding
-_BATCHES = (1, 2, 4, 8)  # parts of the usual batch, from which the largest that fits is taken
+_BATCHES = (1, 2, 4, 8, 16)  # parts of the usual batch, from which the largest that fits is taken
 _TIMED = {"steps": 50}
 
 
@@ -130,20 +140,28 @@ def search(
         supplier = Supplier(
             spec, ladder, out, placing.threads, seconds, lambda: where.slots, on_choice
         )
-        Driver((), where, on_progress or (lambda _: None), supply=supplier).to_the_end()
-    return search_result(out)
+        driver = Driver((), where, on_progress or (lambda _: None), supply=supplier)
+        _, failures = driver.to_the_end()
+    return _result(out, failures)
 
 
 def search_result(out: str | Path) -> SearchResult:
     """The result of the runs that a search has finished so far; writes answer.json."""
-    out = Path(out).absolute()
+    return _result(Path(out).absolute(), {})
+
+
+def _result(out: Path, failures: Mapping[str, Failure]) -> SearchResult:
     spec = read_spec(out)
     state = SearchState(spec, Ladder(spec.settings, spec.rungs), RunFolder(out).read().records)
+    state.exclude(load_config(failure.directory / CONFIG) for failure in failures.values())
     if 0 not in state.trained:
+        reasons = [failure.reason for failure in failures.values()]
+        why = "a run of dense layers diverged" if 0 in state.diverged else ""
         raise EinlinearError(
-            what=f"no run of dense layers has finished in {out}",
+            what=f"no run of dense layers counts in {out}"
+            + "".join(f"; {reason}" for reason in [why, *reasons[:1]] if reason),
             rule="a search compares candidates with dense layers",
-            fix="give the command of the search again, with a larger budget if it had ended",
+            fix="give the command of the search again; with a lower lr if runs diverge",
         )
     answer = make_answer(state)
     write_answer(answer, out)
@@ -181,25 +199,35 @@ def _make_spec(
     placing: Placing,
     where: Executor,
 ) -> SearchSpec:
-    """The spec of a new search: its budget in FLOPs, and its ladder."""
-    speed = 1e10
-    with suppress(EinlinearError):
-        speed = read_spec(out).speed
-    if not (out / SPEC).exists() and minutes is not None:
+    """The spec of a search: its budget in FLOPs, its ladder, its target.
+
+    A search that has runs keeps its ladder and its target.
+    """
+    old = read_spec(out) if (out / SPEC).exists() and has_runs(out) else None
+    speed = 1e10 if old is None else old.speed
+    if old is None and minutes is not None:
         speed = _measured_speed(settings, out, placing, where)
+    per_minute = None
     if flops is None:
         assert minutes is not None, "one of the two is given"
-        flops = _USED * speed * 60.0 * minutes * max(1, where.slots)
+        per_minute = _USED * speed * 60.0 * max(1, where.slots)
+        flops = per_minute * minutes
+    settings = _with_batch(settings, flops, old)
     widths, steps = given
-    settings = _with_batch(settings, flops, out)
-    if widths and steps:
+    if old is not None:
+        rungs = check_rungs(widths or old.rungs.widths, steps or old.rungs.steps)
+    elif widths and steps:
         rungs = check_rungs(widths, steps)
     else:
-        chosen = choose_rungs(settings, flops)
+        chosen = choose_rungs(settings, flops, per_minute)
         rungs = check_rungs(widths or chosen.widths, steps or chosen.steps)
     ladder = Ladder(settings, rungs)
-    check_affordable(ladder, flops)
+    if old is None:
+        check_affordable(ladder, flops)
+        _check_candidates(settings, space, rungs)
     largest = ladder.step_flops(Candidate(), len(rungs.widths) - 1) * rungs.steps[-1]
+    if target is None and old is not None:
+        target = old.target
     return SearchSpec(
         settings,
         space,
@@ -213,15 +241,23 @@ def _make_spec(
     )
 
 
-def _with_batch(settings: dict[str, Any], flops: float, out: Path) -> dict[str, Any]:
+def _check_candidates(settings: Mapping[str, Any], space: SearchSpace, rungs: Rungs) -> None:
+    """Refuse candidates that the task cannot train, before anything is written."""
+    listed = space.candidates[: space.num_listed]
+    for candidate in (*listed, space.candidates[-1]):
+        own = {**settings, **candidate.settings}
+        run_config(own, rungs, width=rungs.widths[-1], steps=rungs.steps[0], seed=0)
+
+
+def _with_batch(settings: dict[str, Any], flops: float, old: SearchSpec | None) -> dict[str, Any]:
     """The settings with a batch that suits the budget, unless they have one.
 
     Small budgets pay for too few steps of large batches.
     """
     if "batch_size" in settings:
         return settings
-    with suppress(EinlinearError):
-        return settings | {"batch_size": read_spec(out).settings["batch_size"]}
+    if old is not None:
+        return settings | {"batch_size": old.settings["batch_size"]}
     usual = RunConfig.from_dict(settings, "a search").batch_size
     for share in _BATCHES:
         smaller = settings | {"batch_size": max(1, usual // share)}

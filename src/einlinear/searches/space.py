@@ -18,7 +18,7 @@ from einlinear.structures.named import named_call
 from einlinear.structures.plan import make_plan
 from einlinear.structures.sampling import sample_structures
 from einlinear.structures.text import parse
-from einlinear.structures.values import whole_number
+from einlinear.structures.values import true_or_false, whole_number
 
 _DENSE = "dense"
 FIRST_TRIED = (
@@ -106,7 +106,7 @@ class SearchSpace:
         psi: the same for the rank.
         nu: the same for the cost.
         factors: how many factors proposed structures have.
-        num_experts: mixtures of experts to try with every structure; 0 for none.
+        num_experts: mixtures of experts to try with every structure, dense too; 0 for none.
         num_active: experts that each token uses.
         head_aligned: also try every structure aligned with attention heads.
         seed: of the sample.
@@ -123,19 +123,30 @@ class SearchSpace:
     head_aligned: bool = False
     seed: int = 0
     candidates: tuple[Candidate, ...] = field(init=False, repr=False, compare=False)
+    num_listed: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("structures", "factors", "num_experts"):
             value = getattr(self, name)
-            object.__setattr__(
-                self, name, (value,) if isinstance(value, str | int) else tuple(value)
-            )
+            values = (value,) if isinstance(value, str | int) else value
+            if not isinstance(values, list | tuple) or (not values and name != "structures"):
+                raise EinlinearError(
+                    what=f"{name} is {quote(value)}",
+                    rule=f"{name} is a list of one value or more",
+                    fix=f"give a list, or leave {name} out",
+                )
+            object.__setattr__(self, name, tuple(values))
+        true_or_false(self.head_aligned, "head_aligned")
         whole_number(self.sample, "sample", 0, _MOST)
         for count in self.num_experts:
             whole_number(count, "num_experts", 0)
         found: dict[str, Candidate] = {}
-        for candidate in self._all():
+        for candidate in self._listed():
             found.setdefault(candidate.key, candidate)
+        object.__setattr__(self, "num_listed", len(found))
+        for text in self._sampled():
+            for candidate in self._variants(text):
+                found.setdefault(candidate.key, candidate)
         if len(found) < 2:
             raise EinlinearError(
                 what="the space has no candidate except dense",
@@ -144,13 +155,19 @@ class SearchSpace:
             )
         object.__setattr__(self, "candidates", tuple(found.values()))
 
-    def _all(self) -> Iterator[Candidate]:
+    def _listed(self) -> Iterator[Candidate]:
         yield Candidate()
-        named = [text for text in self.structures if text != _DENSE]
-        for text in (*named, *self._sampled()):
-            for count in self.num_experts:
-                for aligned in (False, True) if self.head_aligned else (False,):
-                    yield Candidate(text, count, self.num_active, head_aligned=aligned)
+        for count in self.num_experts:
+            if count:
+                yield Candidate(_DENSE, count, self.num_active)
+        for text in self.structures:
+            if text != _DENSE:
+                yield from self._variants(text)
+
+    def _variants(self, text: str) -> Iterator[Candidate]:
+        for count in self.num_experts:
+            for aligned in (False, True) if self.head_aligned else (False,):
+                yield Candidate(text, count, self.num_active, head_aligned=aligned)
 
     def _sampled(self) -> Iterator[str]:
         """Structures of all numbers of factors in turn."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from einlinear.searches.ladder import Rungs
 from einlinear.searches.space import SearchSpace
 from einlinear.show.numbers import short
 from einlinear.structures.values import one_of, whole_number
+from einlinear.sweeps.job import RUNS
 
 SPEC = "search.json"
 Objective = Literal["flops", "seconds"]
@@ -97,6 +98,12 @@ def check_target(target: float | None, largest: float) -> float:
     """The target: ten times the largest run of the ladder if it is not given."""
     if target is None:
         return _TIMES * largest
+    if not isinstance(target, int | float) or isinstance(target, bool):
+        raise EinlinearError(
+            what=f"the target is {quote(target)}",
+            rule="a target is a number of FLOPs",
+            fix="give a number, for example 1e15",
+        )
     if target < largest:
         raise EinlinearError(
             what=f"a target of {short(target)} FLOPs",
@@ -106,16 +113,21 @@ def check_target(target: float | None, largest: float) -> float:
     return float(target)
 
 
+def has_runs(out: Path) -> bool:
+    """Whether any run of a search has begun."""
+    return any((out / RUNS).glob("*"))
+
+
 def keep_spec(spec: SearchSpec, out: Path) -> SearchSpec:
-    """Write the spec of a new search; an old one goes on with its own sizes and the new budget."""
+    """Write the spec of a search; one that has runs may change its budget only."""
     path = out / SPEC
-    if path.exists():
+    if path.exists() and has_runs(out):
         old = read_spec(out)
-        spec = replace(spec, rungs=old.rungs, target=old.target, speed=old.speed)
-        for name in ("settings", "space", "objective", "seeds", "seed"):
+        for name in ("settings", "space", "rungs", "target", "objective", "seeds", "seed"):
             if getattr(old, name) != getattr(spec, name):
+                what = {"rungs": "widths or steps"}.get(name, name)
                 raise EinlinearError(
-                    what=f"{path} is of a search with another {name}",
+                    what=f"{path} is of a search with another {what}",
                     rule="one directory holds one search; only its budget may change",
                     fix="give the same command as before, or choose another directory",
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 from statistics import median
 
@@ -79,6 +79,11 @@ class SearchState:
             if record.status == "diverged"
         }
 
+    @property
+    def left_out(self) -> set[int]:
+        """Candidates of which a run diverged or failed."""
+        return self.diverged | self.failed
+
     def exclude(self, configs: Iterable[RunConfig]) -> None:
         """Leave out the candidates of runs that failed."""
         for config in configs:
@@ -113,8 +118,8 @@ class SearchState:
     def order(self) -> list[int]:
         """Candidates as the surrogate numbers them: those that were trained come first."""
         if not self._order:
-            left_out = {*self.trained, *self.diverged, *self.failed}
-            rest = [k for k in range(len(self.candidates)) if k not in left_out]
+            known = {*self.trained, *self.left_out}
+            rest = [k for k in range(len(self.candidates)) if k not in known]
             self._order = [*self.trained, *rest]
         return self._order
 
@@ -154,12 +159,35 @@ class SearchState:
         return log(steps / self.spec.rungs.steps[len(self.spec.rungs.steps) // 2])
 
     @property
-    def target(self) -> Cost:
-        """The target in the units of the surrogate."""
+    def flops_target(self) -> Cost:
+        """The target in the units of the surrogate, by FLOPs."""
         middle = self.ladder.macs[len(self.ladder.macs) // 2]
         step = FLOPS_PER_MAC * middle * self.ladder.counter.units_per_step
         steps = self.spec.rungs.steps[len(self.spec.rungs.steps) // 2]
         return Cost(log(self.spec.target / (step * steps)))
+
+    @property
+    def target(self) -> Cost:
+        """The target by the objective: by seconds, slower candidates get fewer FLOPs."""
+        found = self.flops_target
+        if self.spec.objective == "flops":
+            return found
+        times = self.relative_times()
+        usual = median([time for number, time in times.items() if number] or [1.0])
+        return replace(found, log_step=np.log([times.get(k, usual) for k in self.order]))
+
+    def relative_times(self) -> dict[int, float]:
+        """Time per FLOP relative to dense, at the largest size that both were trained at."""
+        times: dict[tuple[int, int], list[float]] = {}
+        for (number, level, _), (_, record) in self.tally.longest.items():
+            point = record.curve[-1]
+            if point.seconds > 0 and point.macs:
+                times.setdefault((number, level), []).append(point.seconds / point.macs)
+        return {
+            number: median(times[number, level]) / median(times[0, level])
+            for number, level in sorted(times)
+            if (0, level) in times
+        }
 
     def outlook(self) -> Outlook:
         """What is believed at the target."""

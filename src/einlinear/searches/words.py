@@ -8,6 +8,7 @@ from einlinear.searches.answer import Answer, Effect, LeaderboardRow
 from einlinear.show.numbers import listed, short
 from einlinear.show.tables import text_table
 
+_WIDE = 10.0  # an interval from its low to so many times that is too wide
 _CHANGES = {
     "omega": "Sharing parameters (ω from 0 to 1/2)",
     "psi": "Low rank (ψ from 1 to 1/2)",
@@ -74,12 +75,20 @@ def _winner(answer: Answer) -> str:
         if any(row.state == "open" for row in answer.rows):
             return "Dense leads: nothing is known to beat it, so stay dense for now."
         return "Nothing beats dense here: stay dense."
-    much = f"{first.multiplier:.2f} times ({first.low:.2f} to {first.high:.2f})"
-    if first.low <= 1.0:
-        return (
-            f"{first.label} leads, but may be no better than dense: dense needs {much} its compute."
+    value, low, high = first.multiplier, first.low, first.high
+    what = "compute"
+    if answer.objective == "seconds" and first.seconds_multiplier and first.seconds_interval:
+        value, (low, high), what = first.seconds_multiplier, first.seconds_interval, "time"
+    much = f"{value:.2f} times ({low:.2f} to {high:.2f})"
+    if low <= 1.0:
+        text = (
+            f"{first.label} leads, but may be no better than dense: dense needs {much} its {what}."
         )
-    return f"{first.label} is best: dense needs {much} its compute for the same loss."
+    else:
+        text = f"{first.label} is best: dense needs {much} its {what} for the same loss."
+    if high > _WIDE * low:
+        text += " So wide an interval says little: the runs are too few or too short."
+    return text
 
 
 def _separation(answer: Answer) -> str:

@@ -121,8 +121,8 @@ def search(
         print("\nstopped; the leaderboard so far:\n")
         try:
             _print_result(search_result(out))
-        except EinlinearError as error:
-            print(error.what)
+        except EinlinearError:
+            print("no run of dense layers has finished yet")
         print("note: rerun the same command to go on", file=sys.stderr)
         raise
     _print_result(result)
@@ -137,7 +137,7 @@ def _write_page(out: Path) -> None:
         with console().status("drawing the report"):
             page = report(out, resamples=100).page
         print(f"open {page}")
-    except EinlinearError as error:
+    except (EinlinearError, ArithmeticError, ValueError) as error:
         print(f"note: no report: {error}", file=sys.stderr)
 
 
