@@ -58,7 +58,7 @@ def make_answer(rows, **changes):
     """An answer with these rows."""
     effects = (Effect("omega", 0.5, 0.8, 0.7, 0.9), Effect("nu", -0.5, 1.4, 1.1, 1.7))
     answer = Answer(
-        tuple(rows), effects, 1e15, "flops", 1e14, LINF, (0.4, 0.6), 3.0, ("kronecker",), ()
+        tuple(rows), effects, 1e15, "flops", 1e14, 1e13, LINF, (0.4, 0.6), 3.0, ("kronecker",), ()
     )
     return replace(answer, **changes)
 

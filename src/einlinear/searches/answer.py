@@ -76,6 +76,7 @@ class Answer:
     target: float
     objective: str
     spent: float
+    largest: float
     linf: float
     linf_interval: tuple[float, float]
     more_budget: float | None

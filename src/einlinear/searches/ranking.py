@@ -60,6 +60,7 @@ def make_answer(state: SearchState) -> Answer:
         target=state.spec.target,
         objective=state.spec.objective,
         spent=state.tally.spent,
+        largest=max(flops_of(record) for _, record in state.tally.longest.values()),
         linf=float(middle.linf[0]),
         linf_interval=_interval(draws.linf),
         more_budget=_more_budget(

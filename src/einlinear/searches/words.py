@@ -56,6 +56,10 @@ def conclusions(answer: Answer) -> list[str]:
         f"FLOPs in all. L∞ is {answer.linf:.2f} ({answer.linf_interval[0]:.2f} to "
         f"{answer.linf_interval[1]:.2f})."
     )
+    found.append(
+        f"The largest run has {short(answer.largest)} FLOPs, {answer.target / answer.largest:.0f} "
+        "times less than the target: the law may bend in between, which intervals do not show."
+    )
     return [text for text in found if text]
 
 
