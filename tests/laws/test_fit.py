@@ -247,3 +247,15 @@ FLAT = el.Observations(list("abcdef"), 10.0 ** np.arange(6), np.ones(6))
 def test_what_is_refused(call, message):
     with pytest.raises(el.EinlinearError, match=message):
         call()
+
+
+def test_a_law_so_steep_that_b_is_no_number():
+    """Losses that fall within one per cent of compute: b underflows, its logarithm does not."""
+    compute = np.array([2.50e-3, 2.51e-3, 2.52e-3, 2.53e-3, 2.54e-3])
+    loss = 0.4 + np.exp(-400 * np.log(compute / 2.5e-3))
+    table = el.Observations(run=["a"] * 5, compute=compute, loss=loss)
+    law = el.fit_power_law(table, linf=0.4, points="all", resamples=0).laws[0]
+    assert law.b == 0.0
+    assert law.loss(2.52e-3) == pytest.approx(loss[2], rel=1e-6)
+    assert law.compute(loss[3]) == pytest.approx(2.53e-3, rel=1e-6)
+    assert law.loss(1e-9) == np.inf

@@ -63,6 +63,7 @@ class PowerLaw:
     overshoot: the most that the lowest loss so far stays above the law beyond the points, in log L,
         minus how far the sizes inside end above it.
     stray: a run far below the law and below what other runs reached; "" if there is none.
+    log_b: the logarithm of b, which is 0 or infinite for very steep laws.
     """
 
     structure: str
@@ -83,6 +84,7 @@ class PowerLaw:
     undercut: float = 0.0
     overshoot: float = 0.0
     stray: str = ""
+    log_b: float | None = None
 
     @property
     def decades(self) -> float:
@@ -101,14 +103,18 @@ class PowerLaw:
                 rule="a power law holds for compute above 0",
                 fix="give a compute between {:.4g} and {:.4g}".format(*self.compute_range),
             )
-        return float(self.linf + np.exp(log(self.b) - self.a * log(compute)))
+        with np.errstate(over="ignore"):
+            return float(self.linf + np.exp(self._log_b() - self.a * log(compute)))
 
     def compute(self, loss: float) -> float:
         """The compute at which the law reaches a loss; inf if never."""
         if loss <= self.linf:
             return float("inf")
         with np.errstate(over="ignore"):
-            return float(np.exp((log(self.b) - log(loss - self.linf)) / self.a))
+            return float(np.exp((self._log_b() - log(loss - self.linf)) / self.a))
+
+    def _log_b(self) -> float:
+        return log(self.b) if self.log_b is None else self.log_b
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -302,7 +308,6 @@ def _make_laws(
     linf, scale, a = map(np.concatenate, columns)
     with np.errstate(over="ignore"):
         b, of_all = np.exp(scale + a * problem.centre), np.exp(log_b)
-    of_all = np.maximum(of_all, np.finfo(float).tiny)  # of laws without sense, whose log is taken
     ends = np.array([interval(samples, level) for samples in (linf, b, a)])
     ends[0] = np.minimum(ends[0], BELOW * problem.lowest)
     laws = []
@@ -336,6 +341,7 @@ def _make_laws(
                 undercut=undercut(near, data, index),
                 overshoot=overshoot(near, data, index),
                 stray="" if problem.strays[s] is None else str(data.run[problem.strays[s]]),
+                log_b=float(log_b[0, s]),
             )
         )
     return tuple(laws)
