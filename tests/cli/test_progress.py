@@ -5,7 +5,7 @@ from rich.console import Console
 
 from einlinear.cli import progress
 from einlinear.show.progress import Progress
-from einlinear.training.loop import TrainProgress
+from einlinear.training.pace import TrainProgress
 
 
 def test_a_bar_in_a_terminal():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from einlinear.show.progress import Progress
-    from einlinear.training.loop import TrainProgress
+    from einlinear.training.pace import TrainProgress
 
 _SECONDS_BETWEEN_LINES = 15.0
 

@@ -17,7 +17,7 @@ from einlinear.runs.directory import CONFIG, BusyError, RunDirectory, is_locked,
 from einlinear.sweeps.claims import Claim, Sight, Watch, take
 from einlinear.sweeps.job import LOG, Job, Outcome, finished, keep_failure
 from einlinear.sweeps.peers import peers_of
-from einlinear.training.loop import TrainProgress
+from einlinear.training.pace import TrainProgress
 from einlinear.training.thaw import usable_source
 from einlinear.training.train import train
 

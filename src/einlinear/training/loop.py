@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
-from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from einlinear.training.checkpoint import (
 )
 from einlinear.training.devices.distributed import Place, from_first, mean
 from einlinear.training.evaluate import Evaluator
+from einlinear.training.pace import OnProgress, Reporter, Stopwatch
 from einlinear.training.plan import RunPlan
 from einlinear.training.signals import Deferred
 from einlinear.training.state import TrainState
@@ -42,51 +42,11 @@ from einlinear.training.thaw import FrozenRun
 _FAR_ABOVE = 2.0  # times the loss at the start
 _LINES = 10  # of metrics, over which the mean loss must be this high; the first ten may be
 _SETTLED = 100  # with fixed spacing, the first steps, in which it may be
-_SECONDS_BETWEEN_REPORTS = 0.2
 # What mirrors show of a line of metrics: each name has one value per step.
 _SHOWN = {"train": ("train_loss", "rate", "seconds"), "point": ("loss", "data_seconds")}
 
 
-@dataclass(frozen=True, slots=True)
-class TrainProgress:
-    """Progress of a run: steps, mean loss of the last steps, speed, seconds left."""
-
-    done: int
-    total: int
-    loss: float
-    unit: str
-    units_per_second: float
-    seconds_left: float
-
-
-OnProgress = Callable[[TrainProgress], None]
 Mirror = Callable[[int, dict[str, float]], None]
-
-
-class Stopwatch:
-    """Adds up the time between `go` and `stop`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds = 0.0
-        self._device = device
-        self._since: float | None = None
-
-    def go(self) -> None:
-        """Start, unless it is running."""
-        if self._since is None:
-            self._since = perf_counter()
-
-    def stop(self) -> None:
-        """Stop, once the device has finished its work."""
-        if self._since is not None:
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            self.seconds += perf_counter() - self._since
-            self._since = None
-
-    def now(self) -> float:
-        """The time so far, running or not."""
-        return self.seconds + (0.0 if self._since is None else perf_counter() - self._since)
 
 
 class RunLoop:
@@ -227,7 +187,7 @@ class RunLoop:
     def to_the_end(self, progress: OnProgress | None) -> RunRecord:
         """Do all remaining steps and return the record."""
         config = self.config
-        report = _Reporter(self, progress if self.place.is_first else None)
+        report = Reporter(self, progress if self.place.is_first else None)
         has_diverged = False
         # Processes that stop at different steps would wait for each other forever.
         with Deferred(self.directory is not None and self.place.count == 1) as signals:
@@ -401,34 +361,6 @@ class RunLoop:
             self.writes_to.write_record(record, seal)
             self.writes_to.remove_checkpoints()
         return record
-
-
-class _Reporter:
-    """Reports progress a few times a second, and at the end."""
-
-    def __init__(self, run: RunLoop, progress: OnProgress | None) -> None:
-        self._run, self._progress = run, progress
-        self._start = (run.done, run.watch.seconds)
-        self._next = 0.0
-
-    def __call__(self) -> None:
-        run = self._run
-        is_end = run.done == run.config.steps
-        if self._progress is None or (monotonic() < self._next and not is_end):
-            return
-        self._next = monotonic() + _SECONDS_BETWEEN_REPORTS
-        steps = run.done - self._start[0]
-        seconds = max(1e-9, run.watch.now() - self._start[1]) / steps
-        self._progress(
-            TrainProgress(
-                done=run.done,
-                total=run.config.steps,
-                loss=run.last_loss(),
-                unit=run.plan.unit,
-                units_per_second=run.plan.units_per_step / seconds,
-                seconds_left=(run.config.steps - run.done) * seconds,
-            )
-        )
 
 
 def _added(window: tuple[float, int], loss: float, steps: int) -> tuple[float, int]:

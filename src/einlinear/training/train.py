@@ -16,8 +16,9 @@ from einlinear.runs.record import RunRecord
 from einlinear.structures.values import whole_number
 from einlinear.training.checkpoint import has_checkpoint
 from einlinear.training.devices.distributed import Place, check_share, from_first, joined, together
-from einlinear.training.loop import Mirror, OnProgress, RunLoop
+from einlinear.training.loop import Mirror, RunLoop
 from einlinear.training.needs import MOST_THREADS, check_needs, using_threads
+from einlinear.training.pace import OnProgress
 from einlinear.training.plan import RunPlan, plan_run
 from einlinear.training.thaw import FrozenRun, find_frozen
 
