@@ -14,9 +14,11 @@ from einlinear.searches.decide import (
     look_ahead,
     narrowing,
 )
-from einlinear.searches.surrogate import Cost, Trials, fit_surrogate
+from einlinear.searches.draws import Cost
+from einlinear.searches.surrogate import Trials, fit_surrogate
 
 TARGET = Cost(6.0)
+ANCHOR = (2.65, 3.35)
 LEVELS, RUNGS = (-0.7, 0.0, 0.7), (-1.4, -0.7, 0.0, 0.7, 1.4)
 
 
@@ -33,7 +35,7 @@ def belief():
     trials = Trials(c, run, 0 * c, m, t, loss * np.exp(noise))
     features = np.array([[0.0], [0.1], [0.2], [0.9], [0.15]])
     kernel = 0.5 * np.eye(5) + 0.5
-    return fit_surrogate(trials, features, kernel)
+    return fit_surrogate(trials, features, kernel, ANCHOR)
 
 
 def option(candidate, level, rung, seed=0, run=None, cost=1.0):

@@ -80,6 +80,7 @@ def _is_number(value: Any) -> bool:
 _PLAIN: dict[Any, _Reader] = {
     Any: lambda value: value,
     str: _value_reader(lambda value: isinstance(value, str), "a text"),
+    bool: _value_reader(lambda value: isinstance(value, bool), "true or false"),
     int: _value_reader(
         lambda value: type(value) is int and 0 <= value <= _MOST, "a whole number of 0 or more"
     ),

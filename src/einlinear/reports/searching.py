@@ -84,8 +84,8 @@ def _rows_by_key(answer: Answer) -> dict[_Key, tuple[str, LeaderboardRow]]:
     counts = Counter(row.label for row in answer.rows)
     found = {}
     for row in answer.rows:
-        is_ffn, is_aligned = "ffn" in row.label, "head-aligned" in row.label
-        key = _key(row.structure, row.num_experts, row.num_active, is_ffn, is_aligned)
+        is_ffn = bool(row.num_experts) and row.experts == "ffn"
+        key = _key(row.structure, row.num_experts, row.num_active, is_ffn, row.head_aligned)
         found[key] = (row.label if counts[row.label] == 1 else row.structure, row)
     return found
 

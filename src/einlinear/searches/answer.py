@@ -21,6 +21,8 @@ class LeaderboardRow:
 
     predicted_loss: at the target, with its interval.
     multiplier: how many times the FLOPs dense needs for that loss, with its interval, low to high.
+    seen: the same for the lowest loss that runs of both have reached, without any law, and
+        seen_flops, the FLOPs of the candidate there; None if they have no loss in common.
     seconds_multiplier: the same in seconds of this machine; None without measured speed.
     speed: time per FLOP relative to dense, at the largest size that both were trained at.
     wins: how likely it is the best of all that were trained.
@@ -32,12 +34,16 @@ class LeaderboardRow:
     structure: str
     num_experts: int
     num_active: int
+    experts: str
+    head_aligned: bool
     label: str
     predicted_loss: float
     loss_interval: tuple[float, float]
     multiplier: float
     low: float
     high: float
+    seen: float | None
+    seen_flops: float | None
     seconds_multiplier: float | None
     seconds_interval: tuple[float, float] | None
     speed: float | None

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from einlinear.laws.observations import Floats, Ints
-from einlinear.searches.surrogate import Belief, Cost
+from einlinear.searches.draws import Cost
+from einlinear.searches.surrogate import Belief
 
 OVERHEAD = 0.02
 """Of what was spent so far, the least that a run counts as: for less, deciding is not worth it."""
@@ -174,4 +175,4 @@ def _derivatives(belief: Belief, target: Cost, candidate: int) -> Floats:
     _, m = belief.middle().best(target)
     steps = np.broadcast_to(target.steps(m), m.shape)
     at = np.array([candidate])
-    return np.asarray(belief.rows(at, m[0, at], steps[0, at])[0])
+    return np.asarray(belief.law_rows(at, m[0, at], steps[0, at])[0])

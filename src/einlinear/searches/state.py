@@ -12,10 +12,11 @@ import numpy as np
 from einlinear.runs.config import RunConfig
 from einlinear.runs.record import RunRecord
 from einlinear.searches.decide import Outlook, look_ahead
+from einlinear.searches.draws import Cost, anchor_of
 from einlinear.searches.ladder import Ladder
 from einlinear.searches.space import Candidate, features_of, kernel_of
 from einlinear.searches.spec import SearchSpec
-from einlinear.searches.surrogate import Belief, Cost, Trials, fit_surrogate
+from einlinear.searches.surrogate import BEND, Belief, Trials, fit_surrogate
 from einlinear.show.numbers import FLOPS_PER_MAC
 
 RATES = (0.5, 2.0)
@@ -127,9 +128,16 @@ class SearchState:
     def belief(self) -> Belief:
         """What the runs say about all candidates, numbered by `order`."""
         if self._belief is None:
-            chosen = tuple(self.candidates[k] for k in self.order)
-            self._belief = fit_surrogate(self._trials(), features_of(chosen), kernel_of(chosen))
+            self._belief = self.belief_with(BEND)
         return self._belief
+
+    def belief_with(self, bend: float) -> Belief:
+        """The same for another idea of how much curves bend."""
+        chosen = tuple(self.candidates[k] for k in self.order)
+        top = self._m(self.ladder.macs[-1]), self._t(self.spec.rungs.steps[-1])
+        anchor = anchor_of(self.flops_target, *top)
+        features, kernel = features_of(chosen), kernel_of(chosen)
+        return fit_surrogate(self._trials(), features, kernel, anchor, bend=bend)
 
     @property
     def run_numbers(self) -> dict[Chain, int]:

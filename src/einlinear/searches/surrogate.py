@@ -7,6 +7,10 @@ candidate. Along the best sizes this is a power law of compute with exponent alp
 beta). All candidates share linf. Their exponents are close to common ones; their offsets A and B
 depend on omega, psi and nu, and vary around that, less so for candidates that are alike. How close
 and how much is estimated too, so a candidate without a run is predicted from all others.
+
+No curve is a power law everywhere. The law is that at the target; away from it, log losses bend by
+a quadratic in m and t, one that all candidates share and a smaller one of each. Small runs, far
+from the target, thus say less about it, and intervals widen with the distance.
 Ref: [H22] for the law.
 """
 
@@ -18,15 +22,22 @@ from typing import NamedTuple
 import numpy as np
 
 from einlinear.laws.observations import Floats, Ints
+from einlinear.searches.draws import Draws
 
-_LOCAL = 4  # A, B, and the logarithms of the factors of alpha and beta
-_GLOBAL = 5  # logit of linf, log alpha, log beta, A, B
+_BENDS = 3  # of log losses, by the squares of the distances to the target in m and t, and both
+_LOCAL = 4 + _BENDS  # A, B, the logarithms of the factors of alpha and beta, own bends
+_FIRST_BEND = 5  # after the logit of linf, log alpha, log beta, A, B
+_GLOBAL = _FIRST_BEND + _BENDS
 _ALPHA, _BETA, _EXPONENT_SPREAD = 0.3, 0.4, 0.4
 _LINF_SPREAD = 1.2  # of the logit of linf as a share of the lowest loss
 _EFFECT_SPREAD = 0.5  # of the effects of omega, psi and nu on offsets
 _GUESS_WEIGHT = 4.0  # observations that a first guess of a spread is worth
 _ROUNDS, _ROUNDS_AGAIN, _STEPS = 4, 1, 30  # fewer rounds after a start
 _SETTLED = 1e-5
+
+
+BEND = 0.02
+"""The usual standard deviation of the common bend."""
 
 
 class Trials(NamedTuple):
@@ -42,61 +53,14 @@ class Trials(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
-    """Standard deviations: of log losses (noise, runs, seeds), offsets and log exponents."""
+    """Standard deviations of log losses (noise, runs, seeds), offsets, log exponents and bends."""
 
     noise: float = 0.003
     run: float = 0.003
     seed: float = 0.003
     offset: float = 0.15
     exponent: float = 0.05
-
-
-class Draws(NamedTuple):
-    """Laws of draws x candidates."""
-
-    linf: Floats
-    a: Floats
-    b: Floats
-    alpha: Floats
-    beta: Floats
-
-    def best(self, cost: Cost) -> tuple[Floats, Floats]:
-        """The lowest loss at a cost, and the m at which it is reached."""
-        e = cost.exponent
-        room = cost.log_total - cost.log_step
-        ratio = np.log(self.alpha / (e * self.beta)) + self.a - self.b + self.beta * room
-        m = ratio / (self.alpha + e * self.beta)
-        return self.at(m, cost.steps(m)), m
-
-    def at(self, m: Floats, t: Floats) -> Floats:
-        """The loss at a size and a number of steps."""
-        return np.asarray(
-            self.linf[:, None] + np.exp(self.a - self.alpha * m) + np.exp(self.b - self.beta * t)
-        )
-
-    def cost_of(self, loss: Floats, cost: Cost) -> Floats:
-        """The logarithm of the cost at which a loss is reached, at the best sizes."""
-        above = np.maximum(loss - self.linf[:, None], 1e-12)
-        e = cost.exponent
-        # At the best m, e beta times the second term equals alpha times the first.
-        share = self.alpha / (e * self.beta)
-        first = np.log(above / (1 + share))
-        m = (self.a - first) / self.alpha
-        t = (self.b - first - np.log(share)) / self.beta
-        return np.asarray(t + e * m + cost.log_step)
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What may be spent, and what a step costs: exp(log_step + exponent m), for each candidate."""
-
-    log_total: float
-    log_step: Floats | float = 0.0
-    exponent: Floats | float = 1.0
-
-    def steps(self, m: Floats) -> Floats:
-        """The logarithm of the steps that are paid for at a size."""
-        return np.asarray(self.log_total - self.log_step - self.exponent * m)
+    bend: float = 0.001
 
 
 class RunNoise(NamedTuple):
@@ -116,12 +80,14 @@ class RunNoise(NamedTuple):
 class Belief:
     """What the trials say about all candidates: a normal distribution of all parameters.
 
-    features: candidates x effects. The first parameters are those that all share, then follow
-    four of each candidate, and one of each seed. Noise of runs is integrated out.
+    features: candidates x effects. top: the lowest loss. anchor: m and t near the target. The first
+    parameters are those that all share, then follow those of each candidate, and one of each seed.
+    Noise of runs is integrated out.
     """
 
     features: Floats
     top: float
+    anchor: tuple[float, float]
     mean: Floats
     covariance: Floats
     spreads: Spreads
@@ -130,11 +96,21 @@ class Belief:
 
     @property
     def _model(self) -> _Model:
-        return _Model(self.features, self.top, self.seeds)
+        return _Model(self.features, self.top, self.anchor, self.seeds)
+
+    def loss(self, candidate: Ints, m: Floats, t: Floats) -> Floats:
+        """The most likely losses of runs, which bend away from the law."""
+        return np.exp(self._model.look(self.mean, candidate, m, t)[0])
 
     def rows(self, candidate: Ints, m: Floats, t: Floats) -> Floats:
         """Derivatives of the log loss by all parameters; those by seeds are 0."""
         return self._model.look(self.mean, candidate, m, t)[1]
+
+    def law_rows(self, candidate: Ints, m: Floats, t: Floats) -> Floats:
+        """The same for the log loss of the law, without bends."""
+        rows = self.rows(candidate, m, t)
+        rows[:, self._model.bends] = 0.0
+        return rows
 
     def draws(self, count: int, random: np.random.Generator) -> Draws:
         """Draw laws of all candidates."""
@@ -145,14 +121,18 @@ class Belief:
     ) -> tuple[Draws, tuple[Floats, Floats]]:
         """Draw laws of a candidate like dense, and effects of the features on its A and B."""
         drawn = self._drawn(self._model.first_local, count, random)
-        alone = _Model(np.zeros((1, self.features.shape[1])), self.top, 0)
+        alone = _Model(np.zeros((1, self.features.shape[1])), self.top, self.anchor, 0)
         laws = alone.laws(np.pad(drawn, ((0, 0), (0, _LOCAL))))
         by_a, by_b = np.split(drawn[:, _GLOBAL:], 2, axis=1)
         return laws, (by_a, by_b)
 
     def _drawn(self, end: int, count: int, random: np.random.Generator) -> Floats:
-        root = np.linalg.cholesky(self.covariance[:end, :end] + 1e-12 * np.eye(end))
-        return np.asarray(self.mean[:end] + random.standard_normal((count, end)) @ root.T)
+        """Draw the first parameters; bends, which laws do not have, stay 0."""
+        kept = np.setdiff1d(np.arange(end), self._model.bends)
+        root = np.linalg.cholesky(self.covariance[np.ix_(kept, kept)] + 1e-12 * np.eye(len(kept)))
+        drawn = np.zeros((count, end))
+        drawn[:, kept] = self.mean[kept] + random.standard_normal((count, len(kept))) @ root.T
+        return drawn
 
     def middle(self) -> Draws:
         """The most likely laws, as one draw."""
@@ -164,6 +144,7 @@ class _Model(NamedTuple):
 
     features: Floats
     top: float
+    anchor: tuple[float, float]
     seeds: int
 
     @property
@@ -179,9 +160,18 @@ class _Model(NamedTuple):
         return self.first_seed + self.seeds
 
     def places(self, *kinds: int) -> Ints:
-        """Where A (0), B (1) and the factors of alpha (2) and beta (3) of all candidates are."""
+        """Where A (0), B (1), factors of alpha (2) and beta (3), and bends of candidates are."""
         starts = [np.arange(self.first_local + k, self.first_seed, _LOCAL) for k in kinds]
         return np.concatenate(starts)
+
+    @property
+    def own_bends(self) -> Ints:
+        return self.places(*range(_LOCAL - _BENDS, _LOCAL))
+
+    @property
+    def bends(self) -> Ints:
+        """Where all bends are, the common one first."""
+        return np.concatenate([np.arange(_FIRST_BEND, _GLOBAL), self.own_bends])
 
     def laws(self, values: Floats) -> Draws:
         """The laws of rows of parameters."""
@@ -216,9 +206,16 @@ class _Model(NamedTuple):
         rows[:, _GLOBAL : _GLOBAL + effects] = wa[:, None] * self.features[candidate]
         rows[:, _GLOBAL + effects : self.first_local] = wb[:, None] * self.features[candidate]
         place = np.arange(len(candidate))
+        own = self.first_local + _LOCAL * candidate
         for k, column in enumerate((wa, wb, rows[:, 1], rows[:, 2])):
-            rows[place, self.first_local + _LOCAL * candidate + k] = column
-        return np.log(loss), rows
+            rows[place, own + k] = column
+        far_m, far_t = m - self.anchor[0], t - self.anchor[1]
+        bend = np.zeros(len(candidate))
+        for k, column in enumerate((far_m**2, far_m * far_t, far_t**2)):
+            at = own + _LOCAL - _BENDS + k
+            rows[:, _FIRST_BEND + k] = rows[place, at] = column
+            bend += (values[_FIRST_BEND + k] + values[at]) * column
+        return np.log(loss) + bend, rows
 
 
 class _Data(NamedTuple):
@@ -271,32 +268,38 @@ def fit_surrogate(
     trials: Trials,
     features: Floats,
     kernel: Floats,
+    anchor: tuple[float, float],
     start: Belief | None = None,
+    bend: float = BEND,
 ) -> Belief:
-    """The belief after trials of the first candidates; kernel: how alike all candidates are.
+    """The belief after trials of the first candidates.
 
-    Candidates without trials are predicted from the others. `start`, a belief about the same
-    candidates in the same order, saves time, and changes the result by little.
+    kernel: how alike all candidates are. Those without trials are predicted from the others.
+    anchor: m and t near the target, where curves follow the law.
+    start: a belief about the same candidates in the same order; it saves time, and changes the
+        result by little.
+    bend: how much all curves may bend alike, as a standard deviation.
     """
     seen, seeds = int(trials.candidate.max()) + 1, int(trials.seed.max()) + 1
-    model = _Model(features[:seen], float(trials.loss.min()), seeds)
+    model = _Model(features[:seen], float(trials.loss.min()), anchor, seeds)
     data = _Data.of(model, trials)
     inverse = np.asarray(np.linalg.inv(kernel[:seen, :seen]), np.float64)
     centre = _first_values(model)
     values = centre if start is None else _values_again(model, start)
     spreads = Spreads() if start is None else start.spreads
     for _ in range(_ROUNDS if start is None else _ROUNDS_AGAIN):
-        values, matrix = _climb(data, values, centre, _precision(model, inverse, spreads), spreads)
+        precision = _precision(model, inverse, spreads, bend)
+        values, matrix = _climb(data, values, centre, precision, spreads)
         covariance = np.asarray(np.linalg.inv(matrix), np.float64)
         used, spreads = spreads, _new_spreads(data, inverse, values, covariance, spreads)
     runs = RunNoise(data.means(data.look(values)[1]), *data.known(used))
-    belief = Belief(features[:seen], model.top, values, covariance, spreads, seeds, runs)
+    belief = Belief(*model[:3], values, covariance, spreads, seeds, runs)
     return _extend(belief, features, kernel) if seen < len(features) else belief
 
 
 def _first_values(model: _Model) -> Floats:
     values = np.zeros(model.size)
-    values[1:_GLOBAL] = np.log([_ALPHA, _BETA, 0.25 * model.top, 0.25 * model.top])
+    values[1:_FIRST_BEND] = np.log([_ALPHA, _BETA, 0.25 * model.top, 0.25 * model.top])
     return values
 
 
@@ -310,12 +313,14 @@ def _values_again(model: _Model, start: Belief) -> Floats:
     return values
 
 
-def _precision(model: _Model, inverse: Floats, spreads: Spreads) -> Floats:
+def _precision(model: _Model, inverse: Floats, spreads: Spreads, bend: float) -> Floats:
     """The precision of all parameters before any trial."""
     matrix = np.zeros((model.size, model.size))
     spread = np.full(model.size, _EFFECT_SPREAD)
-    spread[:_GLOBAL] = _LINF_SPREAD, _EXPONENT_SPREAD, _EXPONENT_SPREAD, 1.5, 1.5
-    spread[model.first_local : model.first_seed] = spreads.exponent
+    spread[:_FIRST_BEND] = _LINF_SPREAD, _EXPONENT_SPREAD, _EXPONENT_SPREAD, 1.5, 1.5
+    spread[_FIRST_BEND:_GLOBAL] = bend
+    spread[model.places(2, 3)] = spreads.exponent
+    spread[model.own_bends] = spreads.bend
     spread[model.first_seed :] = spreads.seed
     matrix[np.diag_indices(model.size)] = spread**-2
     for k in range(2):
@@ -389,14 +394,15 @@ def _new_spreads(
         seed=pooled(own(seeds), len(seeds), guess.seed),
         offset=pooled(offsets, 2 * len(model.features), guess.offset),
         exponent=pooled(own(exponents), len(exponents), guess.exponent),
+        bend=pooled(own(model.own_bends), len(model.own_bends), guess.bend),
     )
 
 
 def _extend(belief: Belief, features: Floats, kernel: Floats) -> Belief:
     """Add candidates without trials: what the others say of them, and what they do not."""
     seen = len(belief.features)
-    old = _Model(belief.features, belief.top, belief.seeds)
-    new = _Model(features, belief.top, belief.seeds)
+    old = _Model(belief.features, belief.top, belief.anchor, belief.seeds)
+    new = _Model(features, belief.top, belief.anchor, belief.seeds)
     spreads = belief.spreads
     weights = np.linalg.solve(kernel[:seen, :seen], kernel[:seen, seen:]).T
     rest = kernel[seen:, seen:] - weights @ kernel[:seen, seen:]
@@ -409,9 +415,9 @@ def _extend(belief: Belief, features: Floats, kernel: Floats) -> Belief:
         index = new.places(k)[seen:]
         move[np.ix_(index, old.places(k))] = weights
         extra[np.ix_(index, index)] = rest * spreads.offset**2
-    for k in (2, 3):
+    for k in range(2, _LOCAL):
         index = new.places(k)[seen:]
-        extra[index, index] = spreads.exponent**2
+        extra[index, index] = (spreads.exponent if k < _LOCAL - _BENDS else spreads.bend) ** 2
     run_rows = np.zeros((len(belief.runs.row), new.size))
     run_rows[:, :before] = belief.runs.row[:, :before]
     run_rows[:, after:] = belief.runs.row[:, before:]

@@ -12,13 +12,13 @@ _WIDE = 10.0  # an interval from its low to so many times that is too wide
 _CHANGES = {
     "omega": "Sharing parameters (ω from 0 to 1/2)",
     "psi": "Low rank (ψ from 1 to 1/2)",
-    "nu": "Sparser layers (ν from 1 to 1/2)",
+    "nu": "Sparsity (ν from 1 to 1/2)",
 }
 
 
 def leaderboard_table(rows: Iterable[LeaderboardRow], width: int | None = None) -> str:
     """The leaderboard as text."""
-    head = ("structure", "loss", "FLOPs x", "90 %", "seconds x", "ω", "ψ", "ν", "best", "runs", "")
+    head = ("structure", "loss", "FLOPs x", "90 %", "seen", "time x", "ω", "ψ", "ν", "best")
     lines = []
     for row in rows:
         lines.append(
@@ -26,14 +26,13 @@ def leaderboard_table(rows: Iterable[LeaderboardRow], width: int | None = None) 
                 row.label,
                 f"{row.predicted_loss:.3f}",
                 f"{row.multiplier:.2f}",
-                f"{row.low:.2f} to {row.high:.2f}",
+                f"{row.low:.2f}-{row.high:.2f}",
+                "" if row.seen is None else f"{row.seen:.2f}",
                 "" if row.seconds_multiplier is None else f"{row.seconds_multiplier:.2f}",
                 f"{row.omega:.2f}",
                 f"{row.psi:.2f}",
                 f"{row.nu:.2f}",
-                f"{row.wins:.0%}",
-                str(row.runs),
-                {"leader": "leads", "open": "may win", "stopped": ""}[row.state],
+                "-" if row.state == "stopped" else f"{row.wins:.0%}",
             )
         )
     return text_table(head, lines, width=width)
@@ -58,7 +57,7 @@ def conclusions(answer: Answer) -> list[str]:
     )
     found.append(
         f"The largest run has {short(answer.largest)} FLOPs, {answer.target / answer.largest:.0f} "
-        "times less than the target: the law may bend in between, which intervals do not show."
+        "times less than the target. Intervals allow for curves that bend on the way."
     )
     return [text for text in found if text]
 
@@ -67,10 +66,19 @@ def paste_code(row: LeaderboardRow) -> str:
     """Code that gives a model the structure of a row."""
     if row.structure == "dense" and not row.num_experts:
         return "# stay dense"
-    rule = f'el.parse("{row.structure}")'
-    if row.num_experts:
-        rule = f"el.moe({rule}, num_experts={row.num_experts}, num_active={row.num_active})"
+    if row.experts == "ffn" and row.num_experts:
+        return "# a standard MoE: feed-forward nets as experts, see the settings of its runs"
+    rule = _with_experts(row, f'el.parse("{row.structure}")')
+    if row.head_aligned:
+        heads = _with_experts(row, f'el.heads(structure="{row.structure}")')
+        return f'el.convert_(model, {{"*attention*": {heads}, "*": {rule}}})'
     return f"el.convert_(model, {rule})"
+
+
+def _with_experts(row: LeaderboardRow, rule: str) -> str:
+    if not row.num_experts:
+        return rule
+    return f"el.moe({rule}, num_experts={row.num_experts}, num_active={row.num_active})"
 
 
 def _winner(answer: Answer) -> str:
@@ -90,6 +98,11 @@ def _winner(answer: Answer) -> str:
         )
     else:
         text = f"{first.label} is best: dense needs {much} its {what} for the same loss."
+    if first.seen is not None and first.seen_flops is not None:
+        text += (
+            f" That is predicted; the runs themselves, at {short(first.seen_flops)} FLOPs, show "
+            f"{first.seen:.2f} times."
+        )
     if high > _WIDE * low:
         text += " So wide an interval says little: the runs are too few or too short."
     return text

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
 import numpy as np
 
-from einlinear.bench.replay.tables import TARGET_TIMES, RunTable, multipliers_of
+from einlinear.bench.replay.tables import TARGET_TIMES, RunTable
 from einlinear.laws.observations import Floats
+from einlinear.searches.draws import Cost, Draws
 from einlinear.searches.space import Candidate, SearchSpace, features_of
-from einlinear.searches.surrogate import Cost, Draws
 
 _EFFECTS_A = (0.6, 0.4, 0.0, 0.0), (0.15, 0.15, 0.12, 0.0)  # means and spreads, per feature
 _EFFECTS_B = (0.1, 0.1, -0.1, 0.0), (0.1, 0.1, 0.1, 0.0)
@@ -67,8 +68,9 @@ def synthetic_table(family: Family, seed: int) -> RunTable:
     a, b, alpha, beta = (column[0][:, None, None, None] for column in laws[1:])
     loss = laws.linf[0] + np.exp(a - alpha * grid_m) + np.exp(b - beta * grid_t)
     count = len(candidates)
-    away = _noise(random, family, count), _bend(random, family, grid_m, grid_t, count)
-    loss = np.asarray(loss * np.exp(np.add(*away)), np.float64)
+    noise, bends = _noise(random, family, count), _bends(random, family, count)
+    bent = _bend_at([bend[:, None, None, None] for bend in bends], grid_m, grid_t)
+    loss = np.asarray(loss * np.exp(noise + bent), np.float64)
     return RunTable(
         candidates,
         np.tile(m, (count, 1)),
@@ -76,7 +78,7 @@ def synthetic_table(family: Family, seed: int) -> RunTable:
         loss,
         np.tile(cost, (count, 1, 1)),
         target,
-        multipliers_of(laws, target),
+        _truth(laws, target, bends),
     )
 
 
@@ -127,11 +129,24 @@ def _worse_than_dense(laws: Draws, target: Cost, best: float) -> Draws:
     return moved
 
 
-def _bend(random: np.random.Generator, family: Family, m: Floats, t: Floats, count: int) -> Floats:
-    """Curvature of log losses that no run can average away, for each structure."""
-    unit = family.bend / log(2) ** 2
-    first, second, third = unit * random.standard_normal((3, count, 1, 1, 1))
-    return np.asarray(first * m**2 + second * m * t + third * t**2)
+def _truth(laws: Draws, target: Cost, bends: Floats) -> Floats:
+    """The multipliers at the target, where curves have left the law by their bends."""
+    loss, m = laws.best(target)
+    bent = _bend_at(bends, m[0], target.steps(m[0]))
+    dense = Draws(laws.linf, *(column[:, :1] for column in laws[1:]))
+    # Dense bends too: about as much there as at the target.
+    found = dense.cost_of(loss * np.exp(bent - bent[0]), target)[0]
+    return np.asarray(np.exp(found - target.log_total))
+
+
+def _bends(random: np.random.Generator, family: Family, count: int) -> Floats:
+    """Curvature of log losses that no run can average away: three numbers for each structure."""
+    return np.asarray(family.bend / log(2) ** 2 * random.standard_normal((3, count)))
+
+
+def _bend_at(bends: Sequence[Floats] | Floats, m: Floats, t: Floats) -> Floats:
+    """How far log losses leave the law at a size and a number of steps."""
+    return np.asarray(bends[0] * m**2 + bends[1] * m * t + bends[2] * t**2)
 
 
 def _noise(random: np.random.Generator, family: Family, count: int) -> Floats:

@@ -13,8 +13,9 @@ from einlinear.errors import EinlinearError
 from einlinear.laws.observations import Floats, Ints
 from einlinear.runs.directory import RunDirectory
 from einlinear.runs.record import RunRecord
+from einlinear.searches.draws import Cost, Draws, anchor_of
 from einlinear.searches.space import Candidate, features_of, kernel_of
-from einlinear.searches.surrogate import Belief, Cost, Draws, Trials, fit_surrogate
+from einlinear.searches.surrogate import Belief, Trials, fit_surrogate
 from einlinear.show.numbers import FLOPS_PER_MAC
 
 TARGET_TIMES = 10.0
@@ -87,7 +88,8 @@ class RunTable:
             self.loss[number, level, rung, seed],
         )
         features, kernel = self.features[order], self.kernel[np.ix_(order, order)]
-        return fit_surrogate(trials, features, kernel, start)
+        anchor = anchor_of(self.target, float(self.m[0, -1]), float(self.t[-1]))
+        return fit_surrogate(trials, features, kernel, anchor, start)
 
     def full_analysis(self) -> Floats:
         """The multipliers that all runs of the table together give: what a search should find."""
