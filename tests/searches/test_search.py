@@ -316,3 +316,11 @@ def test_two_searchers_share_one_search(tmp_path):
     choices = [choice.id for choice in read_choices(out)]
     finished = [path.name for path in (out / "runs").iterdir()]
     assert set(finished) <= set(choices)
+
+
+@pytest.mark.slow
+def test_a_search_on_ray_gives_the_answer_of_one_here(finished, tmp_path):
+    call = [*command(tmp_path, tmp_path / "out"), "--executor", "ray"]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert untimed(read_answer(tmp_path / "out")) == untimed(finished.answer)
