@@ -340,10 +340,12 @@ COMMANDS = {
     "sample": (["DIR"], "prompt tokens temperature top-k seed"),
     "sweep": (["FILE"], "executor processes threads address slurm dry-run"),
     "report": (["FILE"], "reference linf task level resamples seed"),
+    "reproduce": (["NAME"], "scale data validation settings processes threads slurm dry-run"),
     "nonsense": ([], "out"),
 }
 WORDS = "64 2 dense btt relu text cpu local a=b shared 0.5 True None".split()
 GIVEN = {"describe": "btt", "prepare": "a.txt", "sweep": "a.toml", "report": "a.csv", "sample": "."}
+GIVEN |= {"reproduce": "heads"}
 STUBBED = [
     "einlinear.training.train.train",
     "einlinear.cli.commands.sweep.plan_sweep",

@@ -16,6 +16,7 @@ CONTRACT = [
     "tensor_train",
     "monarch",
     "btt",
+    "paper_structures",
     "parse",
     "taxonomy",
     "make_plan",

@@ -21,7 +21,17 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
     if path.name != "__init__.py"
 }
-WITHOUT_TORCH = ["files", "show", "structures", "data", "runs", "laws", "sweeps", "reports"]
+WITHOUT_TORCH = [
+    "files",
+    "show",
+    "structures",
+    "data",
+    "runs",
+    "laws",
+    "sweeps",
+    "reports",
+    "reproductions",
+]
 """Rooms that load no torch, but for the modules below."""
 WITH_TORCH = [
     "einlinear.files.tensors",

@@ -84,6 +84,8 @@ if TYPE_CHECKING:
     from einlinear.structures.named import low_rank as low_rank
     from einlinear.structures.named import monarch as monarch
     from einlinear.structures.named import tensor_train as tensor_train
+    from einlinear.structures.paper import paper_families as paper_families
+    from einlinear.structures.paper import paper_structures as paper_structures
     from einlinear.structures.plan import Plan as Plan
     from einlinear.structures.plan import make_plan as make_plan
     from einlinear.structures.sampling import grid_structures as grid_structures
@@ -107,6 +109,8 @@ _HOMES = {
     "tensor_train": "structures.named",
     "monarch": "structures.named",
     "btt": "structures.named",
+    "paper_families": "structures.paper",
+    "paper_structures": "structures.paper",
     "parse": "structures.text",
     "Plan": "structures.plan",
     "make_plan": "structures.plan",

@@ -37,6 +37,7 @@ from einlinear.cli.commands.landscape import landscape
 from einlinear.cli.commands.prepare import prepare
 from einlinear.cli.commands.recommend import recommend
 from einlinear.cli.commands.report import report
+from einlinear.cli.commands.reproduce import reproduce
 from einlinear.cli.commands.sample import sample
 from einlinear.cli.commands.search import search
 from einlinear.cli.commands.sweep import sweep
@@ -57,6 +58,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sweep,
     search,
     report,
+    reproduce,
     doctor,
 )
 """In the order of the help text. Commands import what is slow to load when they are called."""

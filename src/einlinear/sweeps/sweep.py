@@ -152,15 +152,22 @@ def sweep_directory(out: str | Path) -> Path:
 
 
 def plan_sweep(
-    study: Study, out: Path, placing: Placing, executor: Executor | None = None
+    study: Study,
+    out: Path,
+    placing: Placing,
+    executor: Executor | None = None,
+    *,
+    is_timed: bool = True,
 ) -> SweepPlan:
     """Plan a sweep; runs are timed for a few seconds, and nothing is written.
+
+    Without timing, models are only counted, even those that need more memory than there is here.
 
     A local worker makes the plan, if there is one; otherwise a process is started for it. Torch
     takes seconds to load, and a timed run may use all memory.
     """
-    is_here = placing.executor in ("local", "inline")
-    request = PlanRequest(study.as_dict(), str(out), placing.threads, is_here=is_here)
+    is_here = is_timed and placing.executor in ("local", "inline")
+    request = PlanRequest(study.as_dict(), str(out), placing.threads, is_timed, is_here)
     if isinstance(executor, LocalExecutor):
         runs = executor.plan(request)
     elif placing.executor == "inline":

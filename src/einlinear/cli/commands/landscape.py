@@ -44,20 +44,23 @@ def landscape(
             set of the package by default.
         processes: Number of runs at once, each on one thread.
     """
+    config = LandscapeConfig(**asdict(flags))
+    try:
+        run_landscape(config, out, data, processes)
+    except EinlinearError as error:
+        raise in_flags(error, _FLAGS_OF_RUNS) from error
+
+
+def run_landscape(config: LandscapeConfig, out: Path, data: Path | None, processes: int) -> None:
+    """Train a landscape with its progress on the screen; print and write its results."""
     from einlinear.cli.progress import progress_bar
-    from einlinear.landscapes.landscape import landscape as run_landscape
+    from einlinear.landscapes.landscape import landscape as train_landscape
     from einlinear.layers.machine import machine_facts  # torch takes a while to load
     from einlinear.show.plots import check_matplotlib
 
-    config = LandscapeConfig(**asdict(flags))
     check_matplotlib()  # fail now rather than after all runs
-    try:
-        with progress_bar(console(), "runs") as show:
-            result = run_landscape(
-                config, out=out, data=data, processes=processes, on_progress=show
-            )
-    except EinlinearError as error:
-        raise in_flags(error, _FLAGS_OF_RUNS) from error
+    with progress_bar(console(), "runs") as show:
+        result = train_landscape(config, out=out, data=data, processes=processes, on_progress=show)
     print(_table(result.rows()) + "\n")
     for paragraph in result.words:
         say(paragraph)

@@ -59,7 +59,7 @@ def report(
     if watch:
         _follow(directory, out, settings, port or 0)
     else:
-        _make(directory, out, settings)
+        make_report(directory, out, settings)
 
 
 def _check_is_no_study(path: Path) -> None:
@@ -74,7 +74,7 @@ def _check_is_no_study(path: Path) -> None:
         )
 
 
-def _make(directory: Path, out: Path | None, settings: ReportSettings) -> None:
+def make_report(directory: Path, out: Path | None, settings: ReportSettings) -> None:
     """Write the report and print its conclusions."""
     from einlinear.reports.analyse import analyse
     from einlinear.reports.gather import gather

@@ -17,7 +17,7 @@ from einlinear.errors import quote as quoted
 from einlinear.show.numbers import counted, duration
 from einlinear.show.tables import text_table
 from einlinear.sweeps.placing import ExecutorName, Placing, place
-from einlinear.sweeps.study import load_study
+from einlinear.sweeps.study import Study, load_study
 from einlinear.sweeps.sweep import SweepPlan, SweepResult, plan_sweep, sweep_directory
 from einlinear.sweeps.sweep import sweep as train_all
 
@@ -58,31 +58,43 @@ def sweep(
         devices: GPUs of each run, all on one machine; without GPUs, its processes; by default, 1.
         dry_run: Print the plan and stop; nothing is written.
     """
-    loaded, settings = load_study(study), _settings(slurm)
-    placing = Placing(executor, processes, threads, address, settings, devices)
+    placing = Placing(executor, processes, threads, address, slurm_settings(slurm), devices)
+    result = run_study(load_study(study), out, placing, dry_run=dry_run)
+    if result is None:
+        return
+    print(f"next: einlinear report {quote(str(result.plan.out))}")
+    if result.failures:
+        raise SystemExit(1)
+
+
+def run_study(
+    study: Study, out: Path, placing: Placing, *, dry_run: bool, is_timed: bool = True
+) -> SweepResult | None:
+    """Train the runs of a study, with its plan and its progress on the screen.
+
+    Returns None after a dry run, which prints the plan only: without times if `is_timed` is False.
+    """
     out = sweep_directory(out)
-    print(f"study: {loaded.name}")
-    print(
-        f"planning {counted(len(loaded.cells), 'combination')}: counts FLOPs, times a few steps",
-        flush=True,
-    )
+    print(f"study: {study.name}")
+    times = ", times a few steps" if is_timed or not dry_run else ""
+    print(f"planning {counted(len(study.cells), 'combination')}: counts FLOPs{times}", flush=True)
     if dry_run:
         with console().status("planning"):
-            plan = plan_sweep(loaded, out, place(loaded, placing))
+            plan = plan_sweep(study, out, place(study, placing), is_timed=is_timed)
         _print_plan(plan)
-        return
+        return None
     try:
         with ExitStack() as stack:
             screen = _Screen(stack)
             result = train_all(
-                loaded,
+                study,
                 out,
-                executor=executor,
-                processes=processes,
-                threads=threads,
-                address=address,
-                slurm=settings,
-                devices=devices,
+                executor=placing.executor,
+                processes=placing.processes,
+                threads=placing.threads,
+                address=placing.address,
+                slurm=placing.slurm,
+                devices=placing.devices,
                 on_plan=screen.start,
                 on_progress=screen.show,
             )
@@ -90,8 +102,7 @@ def sweep(
         print("note: finished work is kept; run the same command again to resume", file=sys.stderr)
         raise
     _print_result(result)
-    if result.failures:
-        raise SystemExit(1)
+    return result
 
 
 class _Screen:
@@ -113,7 +124,7 @@ class _Screen:
         self._display(at)
 
 
-def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
+def slurm_settings(pairs: tuple[str, ...]) -> dict[str, str]:
     """Settings by name out of name=value."""
     found = {}
     for pair in pairs:
@@ -204,4 +215,3 @@ def _print_result(result: SweepResult) -> None:
     if result.failures:
         print("run the same command again to retry the failed runs")
     print(f"wrote {result.plan.out}")
-    print(f"next: einlinear report {quote(str(result.plan.out))}")
