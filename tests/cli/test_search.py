@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from einlinear.cli.commands import search as command
 from kit.command import run
 
 FILE = {
@@ -19,7 +20,7 @@ def write(tmp_path, **changes):
     return str(path)
 
 
-def test_a_search_ends_with_a_leaderboard_and_code(capsys, tmp_path):
+def test_a_search_ends_with_a_leaderboard_and_code(capsys, tmp_path, monkeypatch):
     out = tmp_path / "out"
     code, printed, err = run(
         capsys, "search", write(tmp_path), "--out", str(out), "--executor", "inline"
@@ -29,16 +30,28 @@ def test_a_search_ends_with_a_leaderboard_and_code(capsys, tmp_path):
     assert "sizes:  dense widths 16, 32; steps 4, 8" in printed
     lines = printed.splitlines()
     assert any(line.startswith("dense") for line in lines)
-    assert any(line.startswith("monarch") for line in lines)
+    assert any(line.startswith("btt") for line in lines)
     assert 'el.convert_(model, el.parse("btt"))' in printed or "# stay dense" in printed
     assert (out / "answer.json").exists()
     assert "dense is the reference" in err
     assert max(map(len, lines)) <= 100
+    runs = len(list((out / "runs").iterdir()))
+    monkeypatch.setattr(command, "_write_page", lambda out: None)
+    board = printed[printed.index("structure") : printed.index("wrote")]
+    code, printed, err = run(
+        capsys, "search", write(tmp_path), "--out", str(out), "--executor", "inline"
+    )
+    assert code == 0, err
+    assert f"The search is complete: {runs} runs, " in printed
+    assert board in printed
+    assert err.startswith(f"{runs} runs, ")
+    assert "0 runs" not in err
 
 
 def test_flags_replace_what_the_file_says(capsys, tmp_path):
     out = str(tmp_path / "out")
     flags = ["--flops", "1e3", "--structures", "low_rank", "--space", "sample=0"]
+    flags += ["--executor", "inline"]
     code, _, err = run(capsys, "search", write(tmp_path), "--out", out, *flags)
     assert code == 2
     assert "a budget of 1" in err
@@ -67,7 +80,8 @@ def test_bad_flags(capsys, tmp_path, flags, words):
     [
         ({"grid": {}}, ["unknown key 'grid'", "[base], [search] and [space]"]),
         ({"search": {"minute": 1}}, ["unknown key 'minute' in [search]", "minutes"]),
-        ({"space": 3}, ["space is 3", "is a table"]),
+        ({"search": {"target": 1}}, ["'target_flops', 'widths'", "mean 'target_flops'?"]),
+        ({"space": 3}, ["[space] is 3", "[space] is a table"]),
         ({"search": {}}, ["there is no budget"]),
     ],
 )
@@ -77,3 +91,4 @@ def test_bad_files(capsys, tmp_path, changes, words):
     assert code == 2
     for word in words:
         assert word in err
+    assert ("--" in err) == ("no budget" in err), "keys of a file are not flags"

@@ -10,17 +10,21 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import einlinear as el
 from einlinear.errors import EinlinearError
+from einlinear.searches import decide
 from einlinear.searches.answer import read_answer, read_choices
+from einlinear.searches.decide import Outlook
 from einlinear.searches.ladder import Ladder, Rungs
-from einlinear.searches.next_run import next_run
+from einlinear.searches.next_run import next_run, run_label, stop_changes
 from einlinear.searches.search import search, search_result
 from einlinear.searches.space import Candidate, SearchSpace
 from einlinear.searches.spec import read_spec
 from einlinear.searches.state import SearchState
+from einlinear.searches.stops import read_stops
 from einlinear.searches.supply import RunFolder
 from einlinear.searches.words import conclusions, leaderboard_table, paste_code
 from einlinear.sweeps import run_job
@@ -57,7 +61,7 @@ def untimed(answer):
 def test_a_search_ranks_what_it_trained(finished):
     answer = finished.answer
     labels = [row.label for row in finished.leaderboard]
-    assert {"dense", "monarch", "low_rank"} <= set(labels)
+    assert {"dense", "btt", "low_rank"} <= set(labels)
     losses = [row.predicted_loss for row in finished.leaderboard]
     assert losses == sorted(losses)
     assert finished.leaderboard[0].state == "leader"
@@ -108,11 +112,17 @@ def test_a_finished_search_trains_nothing_and_a_larger_budget_goes_on(finished, 
     assert sorted(path.name for path in (finished.path / "runs").iterdir()) == before
 
 
-def test_a_larger_budget_goes_on(tmp_path):
+def test_a_larger_budget_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(decide, "HOPELESS", 0.6)  # so that some candidates are stopped
     small = search(**TINY | {"flops": 2.5e8}, out=tmp_path)
     larger = search(**TINY | {"flops": 3.2e8}, out=tmp_path)
     assert small.answer.spent <= 2.5e8 < larger.answer.spent <= 3.2e8
     assert read_spec(tmp_path).flops == 3.2e8
+    chosen = {choice.id: choice for choice in read_choices(tmp_path)}
+    stops = read_stops(tmp_path)
+    assert stops
+    assert set(stops) < {candidate.label for candidate in read_spec(tmp_path).space.candidates}
+    assert all(stop.spent == chosen[stop.before].spent for stop in stops.values())
 
 
 def test_dense_has_the_same_seeds_and_tuning(finished):
@@ -149,14 +159,50 @@ def test_what_a_run_that_diverges_or_fails_means(finished):
     worst = [r for r in records if r.config.structure == "btt" and r.config.seed == 0]
     changed = [replace(r, status="diverged") if r in worst else r for r in records]
     state = SearchState(spec, Ladder(spec.settings, spec.rungs), changed)
-    assert {state.candidates[k].label for k in state.diverged} == {"monarch"}
+    assert {state.candidates[k].label for k in state.diverged} == {"btt"}
     for _ in range(3):
         choice = next_run(state, (), spec.flops)
         assert choice is not None
         assert choice.config.structure != "btt"
     state = SearchState(spec, Ladder(spec.settings, spec.rungs), records)
     state.exclude([worst[0].config])
-    assert all(state.candidates[k].label != "monarch" for k in state.order)
+    assert all(state.candidates[k].label != "btt" for k in state.order)
+
+
+def test_stops_are_changes_since_the_last_choice(finished):
+    spec = read_spec(finished.path)
+    records = RunFolder(finished.path).read().records
+    state = SearchState(spec, Ladder(spec.settings, spec.rungs), records)
+    labels = [state.candidates[number].label for number in state.order]
+    count = len(state.trained)
+    log_loss = np.tile(
+        np.arange(len(labels), dtype=float), (400, 1)
+    )  # each worse than the one before
+    log_loss[:3, 1] = -1.0  # in too few draws to matter
+    view = Outlook(log_loss[-1], log_loss, np.eye(len(labels))[0], 0)
+    choice = replace(next_run(state, (), spec.flops), view=view)
+    stops = stop_changes(state, choice, ())
+    assert [stop.label for stop in stops] == labels[1:count]
+    assert {(stop.state, stop.leader, stop.before) for stop in stops} == {
+        ("stopped", labels[0], choice.config.id)
+    }
+    assert stops[0].chance == 3 / 400
+    assert stops[0].spent == state.tally.spent
+    assert stop_changes(state, choice, labels[1:count]) == ()
+    log_loss[:5, 1] = -1.0
+    (again,) = stop_changes(state, choice, labels[1:count])
+    assert (again.label, again.state) == (labels[1], "open")
+    assert stop_changes(state, replace(choice, view=None), ()) == ()
+
+
+def test_a_run_is_called_by_the_name_of_its_space(finished):
+    spec = read_spec(finished.path)
+    ladder = Ladder(spec.settings, spec.rungs)
+    state = SearchState(spec, ladder, ())
+    sampled = spec.space.candidates[-1]
+    config = ladder.config(sampled, 1, 2, 1, 0.5)
+    assert sampled.label == "s3"
+    assert run_label(state, config) == f"s3, width {config.width}, steps 16, seed 1, rate x 0.5"
 
 
 def test_a_run_that_fails_ends_only_its_candidate(tmp_path, monkeypatch):
@@ -172,8 +218,8 @@ def test_a_run_that_fails_ends_only_its_candidate(tmp_path, monkeypatch):
     small = {"flops": 2.5e8, "space": {"structures": ["btt", "low_rank"], "sample": 0}}
     result = search(**TINY | small, out=tmp_path)
     assert {row.label for row in result.leaderboard} == {"dense", "low_rank"}
-    assert result.answer.failed == ("monarch",)
-    assert "Runs of monarch failed" in " ".join(conclusions(result.answer))
+    assert result.answer.failed == ("btt",)
+    assert "Runs of btt failed" in " ".join(conclusions(result.answer))
 
 
 def test_dense_layers_that_diverge_end_the_search_with_a_reason(finished, tmp_path):
