@@ -1,15 +1,15 @@
 """The command search."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
-from einlinear.cli.commands import search as command
 from kit.command import run
 
 FILE = {
     "base": {"task": "regression", "teacher_width": 8, "batch_size": 16, "eval_size": 64},
-    "search": {"widths": [16, 32], "steps": [4, 8], "flops": 2e8},
+    "search": {"widths": [16, 32], "steps": [4, 8], "flops": 1e8},
     "space": {"structures": ["btt"], "sample": 0},
 }
 
@@ -22,10 +22,13 @@ def write(tmp_path, **changes):
 
 def test_a_search_ends_with_a_leaderboard_and_code(capsys, tmp_path, monkeypatch):
     out = tmp_path / "out"
+    monkeypatch.setattr("einlinear.reports.write.report", reported := Mock())
     code, printed, err = run(
         capsys, "search", write(tmp_path), "--out", str(out), "--executor", "inline"
     )
     assert code == 0, err
+    assert reported.call_args.args == (out,)
+    assert f"open {reported.return_value.page}" in printed
     assert "search: 2 candidates" in printed
     assert "sizes:  dense widths 16, 32; steps 4, 8" in printed
     lines = printed.splitlines()
@@ -36,7 +39,6 @@ def test_a_search_ends_with_a_leaderboard_and_code(capsys, tmp_path, monkeypatch
     assert "dense is the reference" in err
     assert max(map(len, lines)) <= 100
     runs = len(list((out / "runs").iterdir()))
-    monkeypatch.setattr(command, "_write_page", lambda out: None)
     board = printed[printed.index("structure") : printed.index("wrote")]
     code, printed, err = run(
         capsys, "search", write(tmp_path), "--out", str(out), "--executor", "inline"

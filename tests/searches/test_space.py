@@ -96,7 +96,7 @@ def test_exponents_are_those_of_the_taxonomy():
         assert Candidate(text).exponents == pytest.approx(wanted, abs=0.1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 1000))
 def test_the_kernel_is_a_covariance(seed):
     candidates = SearchSpace(structures=("btt",), sample=15, seed=seed).candidates
