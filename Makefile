@@ -30,6 +30,7 @@ test: lint  ## the same, and the tests
 	$(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder $(SELECT) $(COVER)
 
 test-all: SELECT =
+test-all: export EINLINEAR_LAWS = thorough
 test-all: test  ## the same with the slow tests
 
 sanitize: $(READY)  ## the compiled engine on random programs: ASan and UBSan, then TSan

@@ -17,9 +17,12 @@ from hypothesis import HealthCheck, settings
 
 from kit.forked import use_forked_workers
 
-# Machines that run the tests may be busy: no test fails because it was slow once.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
+# Machines that run the tests may be busy: no test fails because it was slow once. Laws are tried
+# with other examples in every run; `make test-all` tries twice as many.
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tests", _PATIENT, max_examples=50)
+settings.register_profile("thorough", _PATIENT, max_examples=100)
+settings.load_profile(os.environ.get("EINLINEAR_LAWS", "tests"))
 
 
 @pytest.hookimpl(hookwrapper=True, trylast=True)

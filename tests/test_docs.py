@@ -12,6 +12,27 @@ from einlinear.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SLOW = {
+    "test_python": ["docs/search.md"],
+    "test_commands": [
+        "README.md",
+        "docs/report.md",
+        "docs/search.md",
+        "docs/training-runs.md",
+        "docs/tutorial.md",
+    ],
+}
+"""Pages with long examples, whose calls and commands other tests make too."""
+
+
+def pages(test):
+    """Parameters of a test of all pages."""
+    slow = [ROOT / name for name in SLOW[test]]
+    return pytest.mark.parametrize(
+        "page",
+        [pytest.param(page, marks=[pytest.mark.slow] * (page in slow)) for page in PAGES],
+        ids=lambda page: page.name,
+    )
 
 
 def blocks(page, language):
@@ -19,7 +40,7 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pages("test_python")
 def test_python(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -27,7 +48,7 @@ def test_python(page, capsys, tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pages("test_commands")
 def test_commands(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "toml"):  # the first line of a file that commands use is its name

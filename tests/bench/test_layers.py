@@ -273,7 +273,14 @@ def test_tltorch_computes_the_trains_with_our_parameters(name, implementation):
         assert sum(tensor.numel() for tensor in peer.tensors) == plan.params
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(torch.float64, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_installed_peers_are_timed(dtype):
     for module in peers.PACKAGES:
         pytest.importorskip(module)

@@ -210,6 +210,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kilobytes on Linux, bytes elsewhere")
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
     text = ("some words, " * 400 + "\n\n\n").encode()
     grown = []

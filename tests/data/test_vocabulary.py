@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einlinear import EinlinearError
@@ -93,6 +93,7 @@ def test_known_byte_pairs():
     assert pairs.decode([pairs.end]) == "<|endoftext|>"
 
 
+@settings(max_examples=20)
 @given(st.text(max_size=200))
 def test_byte_pairs_there_and_back(text):
     pytest.importorskip("tiktoken")

@@ -11,7 +11,7 @@ from kit.damage import READERS, check, damage_file
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_damage_is_an_error_and_nothing_worse(reader, tmp_path):
-    @settings(max_examples=25, derandomize=True)
+    @settings(max_examples=12, derandomize=True)
     @given(st.randoms(use_true_random=False))
     def run(random):
         data, _ = damage_file(reader, random)

@@ -7,7 +7,7 @@ from math import log2
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einlinear import EinlinearError, LandscapeConfig
@@ -394,6 +394,7 @@ def test_no_rate_beats_the_best(losses):
         assert {low, high} <= set(cell.best_by_seed)
 
 
+@settings(max_examples=12)
 @given(st.integers(-3, 3), st.integers(-3, 3))
 def test_a_shift_of_the_valley_is_the_drift(wide, btt):
     def bottom(run):

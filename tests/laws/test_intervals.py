@@ -13,6 +13,7 @@ def covers(data, truth, seed, **how):
     return [low <= value <= high for value, (low, high) in zip(truth, ends, strict=True)]
 
 
+@pytest.mark.slow
 def test_intervals_of_optima_cover():
     random = np.random.default_rng(0)
     tables = [together(optima(random, 20, 0.005)) for _ in range(200)]
@@ -21,6 +22,7 @@ def test_intervals_of_optima_cover():
     assert (share <= 0.97).all()
 
 
+@pytest.mark.slow
 def test_intervals_of_curves_cover():
     """Three seeds of eight sizes; the ends of the frontier are not on the law, nor are curves."""
     random = np.random.default_rng(1)

@@ -37,7 +37,10 @@ def assert_same(got, wanted, tolerance=1e-5):
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("num_tokens", [4, pytest.param(300, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [n if n == CASES[0] else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
+)
 def test_compile_without_breaks(name, num_tokens):
     torch._dynamo.reset()
     layer = make(name)

@@ -279,7 +279,10 @@ def test_it_learns_a_text(positions, structure):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize(
+    "positions",
+    [n if n == "rotary" else pytest.param(n, marks=pytest.mark.slow) for n in POSITIONS],
+)
 def test_compiled(positions):
     model = drawn(small(positions))
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -232,7 +232,9 @@ def test_text_can_be_read(page, address):
     assert page.run(ink) == "#e7ebf0"
 
 
-@pytest.mark.parametrize("make", [hostile_table, hostile_sweep])
+@pytest.mark.parametrize(
+    "make", [hostile_table, pytest.param(hostile_sweep, marks=pytest.mark.slow)]
+)
 def test_hostile_texts_run_nothing(page, tmp_path, make):
     path = make(tmp_path / "x.jsonl" if make is hostile_table else tmp_path)
     opened(page, saved(tmp_path, page_of(path)))
@@ -247,6 +249,7 @@ def test_hostile_texts_run_nothing(page, tmp_path, make):
         assert set(HOSTILE) <= set(names)
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_are_drawn(page, tmp_path):
     """The page of many runs, drawn as it is opened; how long it takes is in docs/report.md."""
     write_runs(tmp_path, KINDS[:1], (32, 64), 1, points=25)

@@ -14,7 +14,7 @@ from einlinear.searches.words import conclusions, paste_code
 from einlinear.structures.text import parse
 from kit.browser import CHROMIUM, browser
 from kit.report_records import HOSTILE, page_of
-from kit.search_records import CANDIDATES, make_answer, make_row, usual_rows, write_search
+from kit.search_records import CANDIDATES, SAMPLED, make_answer, make_row, usual_rows, write_search
 
 
 def board_of(*rows):
@@ -51,6 +51,14 @@ def test_each_row_has_its_structure_formula_drawing_and_code(made):
         assert f"<title>{parse(row.structure)}</title>" in text
     assert text.count('<div class="drawing"><svg') == len(CANDIDATES)
     assert text.count("<dt>einsum</dt>") == len(CANDIDATES)
+
+
+def test_short_names_are_explained_below_the_table(made):
+    text = unescape(made[2])
+    after = text.index("Names of structures")
+    assert text.rindex('<table class="board">') < after
+    assert f"<dt>s1</dt><dd><code>{SAMPLED}</code></dd>" in text[after:]
+    assert text[after:].count("<dt>s1</dt>") == 1
 
 
 def test_a_row_in_words():
@@ -134,7 +142,7 @@ def test_colours_are_exponents_and_losses_are_above_linf(made):
     (figure,) = [one for one in make_figures(found) if one.name == "exponents"]
     by_name = {panel.name: panel for panel in figure.panels}
     shown = {name: {s.structure for s in panel.series} for name, panel in by_name.items()}
-    sampled = "(.55|.08|.37|.34|.59|.07|.17)"
+    sampled = "s1"
     assert shown["omega"] == {"monarch", "dense", sampled, "low_rank", "kronecker"}
     assert shown["psi"] == {"monarch", "dense", "low_rank"}
     assert shown["nu"] == {"monarch", "dense"}
@@ -175,9 +183,11 @@ def test_the_page_in_a_browser(made, tmp_path):
         low: Math.min(...by.flatMap(e => e.data.filter(t => t.meta?.role === "runs"))
           .flatMap(t => t.y).filter(Boolean)),
         colours: by[2].data.filter(t => t.meta).map(t => t.line?.color || t.marker.color),
-        wide: document.documentElement.scrollWidth } })()"""
+        wide: document.documentElement.scrollWidth,
+        cut: [...document.querySelectorAll(".board")].map(t => t.parentElement)
+          .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth).length } })()"""
     with browser() as page:
-        for width in (1280, 320):
+        for width in (1200, 320):
             page.open(file.as_uri(), width=width)
             page.run("report.showAll(); new Promise(done => setTimeout(done, 300))")
             found = page.run(drawn)
@@ -192,3 +202,4 @@ def test_the_page_in_a_browser(made, tmp_path):
             assert 0 < found["low"] <= min(losses) - 0.5 + 1e-3
             assert set(found["colours"]) == {"rgb(47,127,209)", "rgb(199,105,26)"}
             assert found["wide"] == width
+            assert found["cut"] == 0 or width < 1000

@@ -74,7 +74,7 @@ def folder(tmp_path_factory):
     return path
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(places, st.sampled_from(ODD))
 @example(("plain", ("config", "lr")), 10**400)
 @example(("plain", ("curve", 1, "step")), {"a": 1})
@@ -127,6 +127,7 @@ def test_odd_records_are_named_and_the_rest_is_shown(tmp_path):
     assert states == {"unreadable"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what matplotlib imports
 def test_extreme_but_true_numbers_are_shown(tmp_path):
     """A loss that is enormous, or 0, and steps beyond all use are numbers like others."""

@@ -195,11 +195,11 @@ def test_the_line_of_facts(found):
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("btt(rank=1)", "monarch"),
-        ("btt", "monarch"),
+        pytest.param("btt(rank=1)", "monarch", marks=pytest.mark.slow),
+        pytest.param("btt", "monarch", marks=pytest.mark.slow),
         ("btt(rank=1) moe 2/8", "monarch moe 2/8"),
         ("btt(rank = 2)", "btt(rank=2)"),
-        ("dense", "dense"),
+        pytest.param("dense", "dense", marks=pytest.mark.slow),
     ],
 )
 def test_the_reference_in_another_spelling(sweep, given, meant):

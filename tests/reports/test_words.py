@@ -59,12 +59,14 @@ def test_structures_that_are_alike(tmp_path):
 def test_a_cap_on_steps_is_noticed(tmp_path):
     """Every run stops at the same step: the trap in which multipliers look too large."""
     write_runs(tmp_path / "capped", (DENSE, KINDS[1]), WIDTHS, 1, steps=20)
-    (caution,) = [text for text in said(tmp_path / "capped").cautions if "ends of runs" in text]
+    capped = said(tmp_path / "capped")
+    (caution,) = [text for text in capped.cautions if "ends of runs" in text]
     assert "`dense` (7 of 7)" in caution
-    assert "may be far off" in said(tmp_path / "capped").headline
+    assert "may be far off" in capped.headline
     write_runs(tmp_path / "long", (DENSE, KINDS[1]), WIDTHS, 1)
-    assert not [text for text in said(tmp_path / "long").cautions if "ends of runs" in text]
-    assert "far off" not in said(tmp_path / "long").headline
+    long = said(tmp_path / "long")
+    assert not [text for text in long.cautions if "ends of runs" in text]
+    assert "far off" not in long.headline
 
 
 def test_what_few_runs_cannot_say(tmp_path):

@@ -1,5 +1,7 @@
 """The candidates of a search: listed, sampled, each once."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,12 +9,12 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear.errors import EinlinearError
-from einlinear.searches.space import Candidate, SearchSpace, features_of, kernel_of
+from einlinear.searches.space import Candidate, SearchSpace, features_of, kernel_of, read_names
 
 
 def test_dense_comes_first_and_every_candidate_once():
     space = SearchSpace(structures=("btt", "monarch", "dense", "low_rank"), sample=0)
-    assert [candidate.label for candidate in space.candidates] == ["dense", "monarch", "low_rank"]
+    assert [candidate.label for candidate in space.candidates] == ["dense", "btt", "low_rank"]
 
 
 def test_a_sample_lies_in_its_region_and_does_not_change():
@@ -35,11 +37,44 @@ def test_mixtures_and_aligned_heads_multiply_the_structures():
     assert labels == [
         "dense",
         "dense moe 2/8",
-        "monarch",
-        "monarch head-aligned",
-        "monarch moe 2/8",
-        "monarch moe 2/8 head-aligned",
+        "btt",
+        "btt head-aligned",
+        "btt moe 2/8",
+        "btt moe 2/8 head-aligned",
     ]
+
+
+def test_structures_that_take_long_to_write_have_short_names():
+    long = "XA^2/3 XAB^1/3 YA^53/120 YB^13/120 YAB^9/20 AB^1/30"
+    listed = ("monarch", long, "tensor_train(rank_exponent=1/4)")
+    space = SearchSpace(structures=listed, sample=2, factors=(2, 3), num_experts=(0, 4))
+    names = ["dense", "monarch", "s1", "tensor_train(rank_exponent=1/4)", "s2", "s3"]
+    plain = [candidate for candidate in space.candidates if not candidate.num_experts]
+    assert [candidate.label for candidate in plain] == names
+    assert {f"{name} moe 2/4" for name in names} < {c.label for c in space.candidates}
+    assert space.candidates[-1].label == "s3 moe 2/4"
+    for candidate in space.candidates:
+        nameless = Candidate.of(el.RunConfig(**candidate.settings))
+        assert nameless == candidate
+        assert hash(nameless) == hash(candidate)
+    assert plain[2].structure == long
+
+
+def test_sampled_structures_keep_their_names_if_more_are_sampled():
+    few, more = (SearchSpace(sample=count) for count in (3, 6))
+    assert {c.label: c.key for c in few.candidates}.items() <= {
+        c.label: c.key for c in more.candidates
+    }.items()
+
+
+def test_names_are_read_from_the_directory_of_a_search(tmp_path):
+    space = SearchSpace(sample=2)
+    assert read_names(tmp_path) == {}
+    for text in ("{", "[]", "{}", '{"space": 3}', '{"space": {"sample": -1}}'):
+        (tmp_path / "search.json").write_text(text)
+        assert read_names(tmp_path) == {}
+    (tmp_path / "search.json").write_text(json.dumps({"space": space.as_dict()}))
+    assert read_names(tmp_path) == {c.key: c.label for c in space.candidates}
 
 
 def test_a_candidate_is_found_in_the_config_of_its_run():
@@ -61,7 +96,7 @@ def test_exponents_are_those_of_the_taxonomy():
         assert Candidate(text).exponents == pytest.approx(wanted, abs=0.1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 1000))
 def test_the_kernel_is_a_covariance(seed):
     candidates = SearchSpace(structures=("btt",), sample=15, seed=seed).candidates

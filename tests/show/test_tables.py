@@ -49,6 +49,21 @@ def test_where_names_are_short_the_widest_cells_are_wrapped():
     assert text.splitlines()[2:] == ["new   XA XB XC XD XE", "      XF XG"]
 
 
+def test_the_head_is_wrapped_and_columns_move_closer_before_cells_are_wrapped():
+    head, rows = ("name", "FLOPs x", "90 %"), [("blocks.0", "1.25", "0.90 to 1.40")]
+    lines = [text_table(head, rows, width=width).splitlines() for width in (31, 29, 28, 27, 26)]
+    assert lines[0] == [
+        "name      FLOPs x          90 %",
+        "-------------------------------",
+        "blocks.0     1.25  0.90 to 1.40",
+    ]
+    assert lines[1][0::3] == ["name      FLOPs          90 %", "blocks.0   1.25  0.90 to 1.40"]
+    assert lines[1][1].split() == ["x"]
+    assert lines[2][-1] == "blocks.0   1.25 0.90 to 1.40"
+    assert lines[3][-1] == "blocks.0  1.25 0.90 to 1.40"
+    assert lines[4][-1].strip() == "1.40", "now the widest cell"
+
+
 def test_bold_rows_are_bold_in_a_terminal():
     plain, bold = text_table(HEAD, ROWS), text_table(HEAD, ROWS, bold={1})
     assert bold.splitlines()[3] == f"\x1b[1m{plain.splitlines()[3]}\x1b[0m"

@@ -26,7 +26,7 @@ RANGE = (Fraction(1, 4), Fraction(7, 10))
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("num_factors", [2, 3, 4])
+@pytest.mark.parametrize("num_factors", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "region",
     [{}, {"omega": 0}, {"psi": 1}, {"omega": 0, "psi": 1}, {"omega": RANGE, "nu": (0.3, 0.95)}],
@@ -50,6 +50,7 @@ def test_the_first_draws_are_as_good_as_the_last():
 
 
 @pytest.mark.no_cover
+@pytest.mark.slow
 def test_ends_of_ranges():
     exact = {taxonomy(s).nu for s in el.grid_structures(10, nu=("3/10", "7/10"))}
     assert {min(exact), max(exact)} == {Fraction(3, 10), Fraction(7, 10)}
@@ -59,6 +60,7 @@ def test_ends_of_ranges():
 
 
 @pytest.mark.no_cover
+@pytest.mark.slow
 def test_many_draws_are_not_too_many(monkeypatch):
     monkeypatch.setattr("einlinear.structures.sampling._MAX_DRAWS", 1000)
     assert len(el.sample_structures(9000)) == 9000

@@ -104,7 +104,7 @@ def random_structure(rng, num_factors, unit):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("num_factors", [2, 3])
+@pytest.mark.parametrize("num_factors", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_rank_of_random_matrices_is_d_to_the_psi(num_factors):
     # Exponents are multiples of 1/6, so at d = 64 sizes are exact and the rank should be 64**psi.
     rng = np.random.default_rng(num_factors)

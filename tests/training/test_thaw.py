@@ -45,9 +45,9 @@ def files(path):
     [
         ((20, 40), {"schedule": "wsd", "accumulation": 2, "precision": "bfloat16", "ema": 0.0}),
         ((20, 23), {"schedule": "wsd", **EXPERTS, "optimizer": "muon", "decay_share": 0.05}),
-        ((25, 33), {"schedule": "constant", **EXPERTS}),
+        pytest.param((25, 33), {"schedule": "constant", **EXPERTS}, marks=pytest.mark.slow),
         ((131, 139), {"schedule": "constant", **REGRESSION}),  # steps 131 and 139 end no line
-        ((15, 40), {"schedule": "constant", **CIFAR}),
+        pytest.param((15, 40), {"schedule": "constant", **CIFAR}, marks=pytest.mark.slow),
         ((50, 60), {"schedule": "wsd", "ema": 0.5, **CIFAR, "optimizer": "adamw"}),
     ],
     ids=str,

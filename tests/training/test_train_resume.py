@@ -83,7 +83,7 @@ def test_killed_again_and_again(tmp_path, whole_run):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("at", [7, 19])
+@pytest.mark.parametrize("at", [pytest.param(7, marks=pytest.mark.slow), 19])
 def test_every_kind_of_run_goes_on(tmp_path, settings, at):
     if "task" in settings:
         settings = {"head_size": None, "context": None, **settings}

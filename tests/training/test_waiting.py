@@ -33,6 +33,7 @@ RUNS = {
     "dense experts": {"num_experts": 4, "weight_norm": True, "balance": 0},
     "nets": {"num_experts": 4, "experts": "ffn", "bias": True},
 }
+USUAL = ("btt", "muon", "rotary", "experts", "experts by muon", "nets")
 
 
 def state_of(config):
@@ -40,7 +41,9 @@ def state_of(config):
     return TrainState(config, plan.task, PLACE, plan.model)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in RUNS]
+)
 def test_no_step_waits(name):
     config = tiny(**RUNS[name])
     state = state_of(config)

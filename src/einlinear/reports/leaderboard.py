@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from markupsafe import Markup
 from einlinear.errors import EinlinearError
 from einlinear.reports.shown import Lane, ShownSearch
 from einlinear.searches.answer import LeaderboardRow
+from einlinear.searches.short_names import short_names
 from einlinear.searches.words import paste_code
 from einlinear.structures.diagram import draw_structure
 from einlinear.structures.plan import Plan, make_plan
@@ -59,12 +60,14 @@ class Board:
     """The leaderboard: its first rows, the others, and the places of ticks on the axis of bars.
 
     unit: the place of 1, which is dense.
+    names: the structures behind short names.
     """
 
     first: tuple[BoardRow, ...]
     others: tuple[BoardRow, ...]
     ticks: tuple[tuple[float, float], ...]
     unit: float
+    names: Mapping[str, str]
 
 
 def make_board(search: ShownSearch) -> Board:
@@ -76,7 +79,8 @@ def make_board(search: ShownSearch) -> Board:
         for rank, (lane, row) in enumerate(rows, 1)
     ]
     ticks = tuple((tick, _place(tick, ends)) for tick in _ticks(ends))
-    return Board(tuple(found[:MOST_ROWS]), tuple(found[MOST_ROWS:]), ticks, _place(1.0, ends))
+    first, others = tuple(found[:MOST_ROWS]), tuple(found[MOST_ROWS:])
+    return Board(first, others, ticks, _place(1.0, ends), short_names(row for _, row in rows))
 
 
 def _axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -20,10 +20,12 @@ from einlinear.searches.answer import (
     read_answer,
     read_choices,
 )
+from einlinear.searches.space import Candidate, read_names
+from einlinear.searches.stops import STOPS, Stop, read_stops
 from einlinear.show.numbers import between, counted, short
 from einlinear.structures.text import parse
 
-SEARCH_FILES = (ANSWER, CHOICES)
+SEARCH_FILES = (ANSWER, CHOICES, STOPS)
 """What a search adds to its directory of runs."""
 
 _Key = tuple[str, int, int, bool, bool]
@@ -42,11 +44,11 @@ def read_searched(
     if answer is None:
         return longest_runs(runs), None
     rows = _rows_by_key(answer)
-    named = tuple(replace(run, name=_name(run, rows)) for run in runs)
+    named = tuple(_named(runs, rows, source))
     choices: dict[str, MadeChoice] = {}
     for choice in read_choices(source):
         choices.setdefault(choice.id, choice)  # later ones only go on with an interrupted run
-    lanes = _lanes(answer, rows, _chosen(named, choices))
+    lanes = _lanes(answer, rows, _chosen(named, choices), read_stops(source))
     return longest_runs(named), ShownSearch(answer, lanes)
 
 
@@ -105,9 +107,20 @@ def _key_of(config: RunConfig) -> _Key:
     return _key(config.structure, *numbers, is_ffn, bool(config.head_aligned))
 
 
-def _name(run: ShownRun, rows: Mapping[_Key, tuple[str, LeaderboardRow]]) -> str:
-    found = None if run.config is None else rows.get(_key_of(run.config))
-    return run.name if found is None else found[0]
+def _named(
+    runs: Iterable[ShownRun], rows: Mapping[_Key, tuple[str, LeaderboardRow]], source: Path
+) -> Iterator[ShownRun]:
+    """The runs with the names of their rows, or else those that the space of the search gives."""
+    others: dict[str, str] | None = None
+    for run in runs:
+        name = run.name
+        if run.config is not None:
+            found = rows.get(_key_of(run.config))
+            if found is None and others is None:
+                others = read_names(source)  # takes a while
+            key = Candidate.of(run.config).key
+            name = found[0] if found else (others or {}).get(key, name)
+        yield replace(run, name=name)
 
 
 def _chosen(runs: Iterable[ShownRun], choices: Mapping[str, MadeChoice]) -> list[ChosenRun]:
@@ -132,18 +145,26 @@ def _lanes(
     answer: Answer,
     rows: Mapping[_Key, tuple[str, LeaderboardRow]],
     chosen: Sequence[ChosenRun],
+    stops: Mapping[str, Stop],
 ) -> tuple[Lane, ...]:
     """Candidates in the order of the leaderboard, then those that are not in it."""
     by_name: dict[str, list[ChosenRun]] = {name: [] for name, _ in rows.values()}
     for one in chosen:
         by_name.setdefault(one.run.structure, []).append(one)
     known = {name: row for name, row in rows.values()}
+    numbers = {one.run.id: one.number for one in chosen}
     lanes = []
     for name, runs in by_name.items():
         row, with_rates = known.get(name), _with_rates(runs)
         state = _state(row, runs)
-        ending = _ending(answer, row, state, runs, len(chosen))
-        lanes.append(Lane(name, row, state, with_rates, ending))
+        stop = stops.get(row.label) if row is not None and state == "stopped" else None
+        number = None if stop is None else numbers.get(stop.before)
+        known_stop = None if stop is None or number is None else (number - 1, stop)
+        ending = _ending(answer, row, state, runs, len(chosen), known_stop)
+        after = None
+        if runs and state not in ("leader", "open"):
+            after = runs[-1].number if known_stop is None else known_stop[0]
+        lanes.append(Lane(name, row, state, with_rates, ending, after))
     return tuple(lanes)
 
 
@@ -171,17 +192,19 @@ def _ending(
     state: LaneState,
     runs: Sequence[ChosenRun],
     total: int,
+    stop: tuple[int, Stop] | None,
 ) -> str:
-    """When and why a candidate got no further runs, as a sentence."""
+    """When and why a candidate was stopped, as a sentence or two.
+
+    stop: the number of the last run before, and the decision.
+    """
     if not runs:
         return "Its runs are not in this directory."
     last = runs[-1]
-    when = f"after run {last.number:,} of {total:,}"
-    if answer.spent > 0:
-        share = min(1.0, (last.spent + last.flops) / answer.spent)
-        when += f", with {share:.0%} of the FLOPs spent"
     if row is None:
-        return f"Stopped {when}: a run {'diverged' if state == 'diverged' else 'did not finish'}."
+        why = "diverged" if state == "diverged" else "did not finish"
+        spent = last.spent + last.flops
+        return f"Stopped {_when(last.number, total, spent, answer)}: a run {why}."
     loss = f"its predicted loss is {short(row.predicted_loss)}"
     loss += f" ({ends})" if (ends := between(row.loss_interval)) else ""
     if state == "leader":
@@ -190,4 +213,17 @@ def _ending(
         return (
             f"It may still win ({row.wins:.0%}); its last run was number {last.number:,}; {loss}."
         )
-    return f"Stopped {when}: it can hardly win any more; {loss}."
+    if stop is None:
+        return f"Its last run was number {last.number:,} of {total:,}; it can hardly win; {loss}."
+    number, made = stop
+    later = sum(one.number > number for one in runs)
+    more = f" It got {counted(later, 'more run')}." if later else ""
+    why = f"it beat {made.leader} in {made.chance:.1%} of draws"
+    return f"Stopped {_when(number, total, made.spent, answer)}: {why}; {loss}.{more}"
+
+
+def _when(number: int, total: int, spent: float, answer: Answer) -> str:
+    words = f"after run {number:,} of {total:,}"
+    if answer.spent > 0:
+        words += f", with {min(1.0, spent / answer.spent):.0%} of the FLOPs spent"
+    return words

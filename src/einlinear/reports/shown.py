@@ -192,13 +192,18 @@ class ChosenRun:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A candidate of a search: its row of the leaderboard, if any, its runs, and how it ended."""
+    """A candidate of a search: its row of the leaderboard, if any, its runs, and how it ended.
+
+    stopped_after: the number of the last run that the search chose before it stopped the candidate;
+        None for one that leads or may still win.
+    """
 
     name: str
     row: LeaderboardRow | None
     state: LaneState
     runs: tuple[ChosenRun, ...]
     ending: str
+    stopped_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

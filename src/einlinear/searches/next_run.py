@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
 from einlinear.runs.config import RunConfig
 from einlinear.searches.decide import OVERHEAD, Choice, Outlook, best_option, draw_rival
 from einlinear.searches.state import RATES, SearchState, flops_of
+from einlinear.searches.stops import Stop
 
 RESERVED = 0.15
 """The share of the budget for the final check of learning rates."""
@@ -22,12 +24,16 @@ _EVERY = 3  # of so many runs, one is chosen to compare the leader with dense
 
 @dataclass(frozen=True, slots=True)
 class NextRun:
-    """A run to train: what it costs, the run that it goes on from, and why it is worth it."""
+    """A run to train: what it costs, the run that it goes on from, and why it is worth it.
+
+    view: what was believed when it was chosen; None if that did not matter.
+    """
 
     config: RunConfig
     flops: float
     source: str | None
     why: str
+    view: Outlook | None = field(default=None, repr=False, compare=False)
 
 
 _Place = tuple[int, int, int, int]  # candidate, level, rung, seed
@@ -96,7 +102,7 @@ def _informed(state: SearchState, busy: list[_Place], left: float) -> NextRun | 
     if found is None:
         return None
     place = state.order[found.candidate], found.level, found.rung, found.seed
-    return _made(state, place, _reason(state, view, rival, found))
+    return replace(_made(state, place, _reason(state, view, rival, found)), view=view)
 
 
 def _reason(state: SearchState, view: Outlook, rival: int, found: Choice) -> str:
@@ -155,7 +161,8 @@ def _final_check(
             if cost <= left:
                 label = state.candidates[candidate].label
                 config = state.ladder.config(state.candidates[candidate], level, rung, 0, rate)
-                return NextRun(config, cost, None, f"{rate:g} times the learning rate for {label}")
+                why = f"{rate:g} times the learning rate for {label}"
+                return NextRun(config, cost, None, why, view)
     return None
 
 
@@ -187,3 +194,27 @@ def resumed(state: SearchState, config: RunConfig) -> NextRun:
         return _made(state, place[:4], "goes on where it was interrupted")
     cost = state.cost(*place[:3], None)
     return NextRun(config, cost, None, "goes on where it was interrupted")
+
+
+def chosen_label(state: SearchState, config: RunConfig) -> str:
+    """What a run is, in a few words, by the name that the space gives its candidate."""
+    place = state.place(config)
+    assert place is not None, "the run is of this search"
+    label = state.candidates[place[0]].label
+    words = f"{label}, width {config.width}, steps {config.steps}"
+    words += f", seed {config.seed}" if config.seed else ""
+    return words + (f", rate x {place[4]:g}" if place[4] != 1.0 else "")
+
+
+def stop_changes(state: SearchState, choice: NextRun, stopped: Collection[str]) -> tuple[Stop, ...]:
+    """Which candidates a choice stops or takes up again, given the labels of those stopped."""
+    view, found = choice.view, []
+    if view is None:
+        return ()
+    labels = [state.candidates[number].label for number in state.order[: len(state.trained)]]
+    leader, next_id, spent = labels[view.leader], choice.config.id, state.tally.spent
+    for label, chance, is_hopeless in zip(labels, view.chances, view.hopeless, strict=False):
+        if is_hopeless != (label in stopped):
+            now: Literal["stopped", "open"] = "stopped" if is_hopeless else "open"
+            found.append(Stop(label, now, leader, float(chance), next_id, spent))
+    return tuple(found)

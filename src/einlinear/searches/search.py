@@ -23,9 +23,8 @@ from einlinear.searches.ladder import (
 )
 from einlinear.searches.next_run import NextRun
 from einlinear.searches.ranking import make_answer
-from einlinear.searches.space import Candidate, SearchSpace
+from einlinear.searches.space import SPEC, Candidate, SearchSpace
 from einlinear.searches.spec import (
-    SPEC,
     Objective,
     SearchSpec,
     check_settings,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from itertools import count
 from math import log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from einlinear.errors import EinlinearError, did_you_mean, quote
+from einlinear.files.whole import parse_object
 from einlinear.runs.config import RunConfig
 from einlinear.runs.settings import ExpertsOf
 from einlinear.structures.named import named_call
@@ -19,6 +22,9 @@ from einlinear.structures.plan import make_plan
 from einlinear.structures.sampling import sample_structures
 from einlinear.structures.text import parse
 from einlinear.structures.values import true_or_false, whole_number
+
+SPEC = "search.json"
+"""Where the directory of a search holds its space, with all else that decides it."""
 
 _DENSE = "dense"
 FIRST_TRIED = (
@@ -35,17 +41,22 @@ _OWN = 0.3  # share of the variance of offsets that no other candidate tells abo
 _WIDTH = 4096  # at which fixed sizes and exponents are compared
 _MOST = 10_000
 _EXPERTS_SCALE = 0.1  # per doubling of the experts
+_LONGEST = 32  # a structure that takes more characters to write has a number for a name
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Candidate:
-    """A structure, perhaps with experts, that a search compares with others."""
+    """A structure, perhaps with experts, that a search compares with others.
+
+    name: what its space calls the structure; candidates that differ in nothing else are equal.
+    """
 
     structure: str = _DENSE
     num_experts: int = 0
     num_active: int = 2
     experts: ExpertsOf = "linear"
     head_aligned: bool = False
+    name: str = field(default="", compare=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -58,8 +69,8 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """A short name for tables."""
-        parts = [_short_name(self.structure)]
+        """A short name for tables: of the structure, and what else sets the candidate apart."""
+        parts = [self.name or _short_name(self.structure)]
         if self.num_experts:
             kind = "ffn-moe" if self.experts == "ffn" else "moe"
             parts.append(f"{kind} {self.num_active}/{self.num_experts}")
@@ -138,8 +149,8 @@ class SearchSpace:
             object.__setattr__(self, name, tuple(values))
         true_or_false(self.head_aligned, "head_aligned")
         whole_number(self.sample, "sample", 0, _MOST)
-        for count in self.num_experts:
-            whole_number(count, "num_experts", 0)
+        for number in self.num_experts:
+            whole_number(number, "num_experts", 0)
         found: dict[str, Candidate] = {}
         for candidate in self._listed():
             found.setdefault(candidate.key, candidate)
@@ -153,21 +164,22 @@ class SearchSpace:
                 rule="a search compares dense with one structure or more",
                 fix='give structures = ["btt"], or sample = 20',
             )
-        object.__setattr__(self, "candidates", tuple(found.values()))
+        named = _named(found.values(), self.num_listed)
+        object.__setattr__(self, "candidates", tuple(named))
 
     def _listed(self) -> Iterator[Candidate]:
         yield Candidate()
-        for count in self.num_experts:
-            if count:
-                yield Candidate(_DENSE, count, self.num_active)
+        for number in self.num_experts:
+            if number:
+                yield Candidate(_DENSE, number, self.num_active)
         for text in self.structures:
             if text != _DENSE:
                 yield from self._variants(text)
 
     def _variants(self, text: str) -> Iterator[Candidate]:
-        for count in self.num_experts:
+        for number in self.num_experts:
             for aligned in (False, True) if self.head_aligned else (False,):
-                yield Candidate(text, count, self.num_active, head_aligned=aligned)
+                yield Candidate(text, number, self.num_active, head_aligned=aligned)
 
     def _sampled(self) -> Iterator[str]:
         """Structures of all numbers of factors in turn."""
@@ -177,13 +189,13 @@ class SearchSpace:
         lists = [
             sample_structures(
                 each,
-                num_factors=whole_number(count, "factors", 1, 4),
+                num_factors=whole_number(number, "factors", 1, 4),
                 omega=self.omega,
                 psi=self.psi,
                 nu=self.nu,
                 seed=self.seed,
             )
-            for count in self.factors
+            for number in self.factors
         ]
         for row in zip(*lists, strict=True):
             yield from map(str, row)
@@ -210,9 +222,34 @@ class SearchSpace:
         return cls(**plain)
 
 
+def read_names(out: Path) -> dict[str, str]:
+    """The labels of all candidates of a search, by key; none if its space cannot be read."""
+    try:
+        space = SearchSpace.from_dict(parse_object((out / SPEC).read_bytes())["space"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return {candidate.key: candidate.label for candidate in space.candidates}
+
+
+def _named(candidates: Iterable[Candidate], num_listed: int) -> Iterator[Candidate]:
+    """The candidates with their names.
+
+    A listed structure is called as it is written if that is short, the others s1, s2 and so on, in
+    the order in which they are proposed.
+    """
+    names: dict[str, str] = {}
+    numbers = (f"s{number}" for number in count(1))
+    for k, candidate in enumerate(candidates):
+        text = candidate.structure
+        if text not in names:
+            is_short = k < num_listed and len(text) <= _LONGEST
+            names[text] = text if is_short else next(numbers)
+        yield replace(candidate, name=names[text])
+
+
 def _short_name(structure: str) -> str:
-    """A short text: the name of a structure, or the seven exponents of the paper, rounded."""
-    if structure == _DENSE:
+    """A short text: the structure as it is written, or its seven exponents, rounded."""
+    if len(structure) <= _LONGEST:
         return structure
     parsed = parse(structure)
     call = named_call(parsed)

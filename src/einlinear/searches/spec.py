@@ -13,12 +13,11 @@ from einlinear.errors import EinlinearError, quote, reason
 from einlinear.files.whole import parse_object, write_whole
 from einlinear.runs.config import RunConfig
 from einlinear.searches.ladder import Rungs
-from einlinear.searches.space import SearchSpace
+from einlinear.searches.space import SPEC, SearchSpace
 from einlinear.show.numbers import short
 from einlinear.structures.values import one_of, whole_number
 from einlinear.sweeps.job import RUNS
 
-SPEC = "search.json"
 Objective = Literal["flops", "seconds"]
 
 _TIMES = 10.0  # the default target, relative to the largest run of the ladder

@@ -29,7 +29,7 @@ def read_study(path: str | Path) -> dict[str, Any]:
         if key not in _OPTIONS:
             raise EinlinearError(
                 what=f"unknown key {quote(key)} in [search] of {path}",
-                rule=f"[search] has {', '.join(_OPTIONS)}",
+                rule=f"[search] has {', '.join(map(quote, _OPTIONS))}",
                 fix=did_you_mean(key, _OPTIONS, "put settings of runs under [base]"),
             )
         found[key] = value
@@ -43,8 +43,8 @@ def _table(values: dict[str, Any], name: str, path: str | Path) -> dict[str, Any
     table = values.get(name, {})
     if not isinstance(table, dict):
         raise EinlinearError(
-            what=f"{name} is {quote(table)} in {path}",
-            rule=f"{name} is a table",
+            what=f"[{name}] is {quote(table)} in {path}",
+            rule=f"[{name}] is a table",
             fix=f"write [{name}] and one setting per line",
         )
     return table

@@ -17,10 +17,11 @@ from einlinear.runs.directory import CONFIG, RunDirectory
 from einlinear.runs.record import RunRecord
 from einlinear.searches.answer import MadeChoice, add_choice
 from einlinear.searches.ladder import Ladder
-from einlinear.searches.next_run import NextRun, next_run, resumed
+from einlinear.searches.next_run import NextRun, chosen_label, next_run, resumed, stop_changes
 from einlinear.searches.space import Candidate
 from einlinear.searches.spec import SearchSpec
 from einlinear.searches.state import SearchState
+from einlinear.searches.stops import add_stops, read_stops
 from einlinear.sweeps.claims import Watch
 from einlinear.sweeps.driver import Failure
 from einlinear.sweeps.job import RUNS, Job, finished
@@ -83,6 +84,7 @@ class Supplier:
         self.folder = RunFolder(out)
         self._threads, self._slots, self._on_choice = threads, slots, on_choice
         self._given: dict[str, RunConfig] = {}
+        self._stopped = set(read_stops(out))
         self._end = None if seconds is None else monotonic() + seconds
 
     def state(self) -> tuple[SearchState, Found]:
@@ -127,12 +129,15 @@ class Supplier:
         with suppress(OSError):  # a full disk must not end the search here
             made = MadeChoice(config.id, choice.source, choice.why, choice.flops, state.tally.spent)
             add_choice(made, self.out)
+            stops = stop_changes(state, choice, self._stopped)
+            self._stopped ^= {stop.label for stop in stops}
+            add_stops(stops, self.out)
         if self._on_choice is not None:
             self._on_choice(choice, state)
         candidate = Candidate.of(config)
         macs = self.ladder.counter.macs(candidate, config.width)
         macs *= self.ladder.counter.units_per_step
-        run = PlannedRun(config, macs, 0, state.label(config), choice.flops / state.speed)
+        run = PlannedRun(config, macs, 0, chosen_label(state, config), choice.flops / state.speed)
         job = Job(
             config.id,
             str(self.out),

@@ -26,8 +26,9 @@ def text_table(
     """Format rows of cells in columns under their head; columns without text are left out.
 
     If the table is wider than `width`, a first cell that is too long for its column gets a line of
-    its own above its row. If that is not enough, the cells of the widest columns are wrapped, and
-    columns move closer together. Numbers and the words of the head stay whole, so a table can be
+    its own above its row. If that is not enough, the head is wrapped, and columns move closer
+    together if that keeps all other cells whole; or else the cells of the widest columns are
+    wrapped. Numbers and the words of the head stay whole, so a table can be
     wider than a very narrow terminal.
 
     Symbols that the standard output cannot print are spelled out, see `printable`.
@@ -50,9 +51,14 @@ def text_table(
             max(_LEAST if k < left else 1, *(_longest_word(row[k]) for row in kept))
             for k, kept in zip(columns, whole, strict=True)
         ]
-        if sum(map(min, widths, least)) + _total_gap(_GAP, widths) > width:
+        # As narrow as they get if no cell is wrapped, only the head.
+        whole_cells = [least[0], *(_cells_width(cells, k) for k in columns[1:])]
+        gaps = {each: width - _total_gap(each, widths) for each in (_GAP, _NARROW_GAP)}
+        least_of = [sum(map(min, widths, floor)) for floor in (whole_cells, least)]
+        if least_of[1] > gaps[_GAP] or gaps[_GAP] < least_of[0] <= gaps[_NARROW_GAP]:
             gap = _NARROW_GAP
-        widths = _narrowed(widths, least, width - _total_gap(gap, widths))
+        floor = whole_cells if least_of[0] <= gaps[gap] else least
+        widths = _narrowed(widths, floor, gaps[gap])
     rule = "-" * (sum(widths) + _total_gap(gap, widths))
 
     def lines(row: Sequence[str] | str) -> list[str]:
@@ -78,6 +84,12 @@ def text_table(
     for number, row in enumerate(rows):
         found += [f"\x1b[1m{line}\x1b[0m" if number in bold else line for line in lines(row)]
     return "\n".join(found)
+
+
+def _cells_width(cells: Sequence[Sequence[str]], k: int) -> int:
+    """The width of a column whose cells are whole, below a head that may be wrapped."""
+    head, *others = (row[k] for row in cells)
+    return max(_longest_word(head), *map(len, others), 1)
 
 
 def _longest_word(cell: str) -> int:

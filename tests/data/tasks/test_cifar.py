@@ -244,6 +244,7 @@ def doubled(count):
     return b"\x80\x02}(U\x06labels]q\x00K\x01a" + b"](h\x00h\x00eq\x00" * count + b"u."
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("raw", "message"),
     [

@@ -251,7 +251,11 @@ def test_rows_that_do_not_lie_side_by_side():
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("options", [{}, PAPER], ids=["plain", "paper"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), PAPER],
+    ids=["plain", "paper"],
+)
 def test_gradients_by_differences(options):
     layer = make(d_in=6, d_out=4, num_experts=3, **options)
     x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
@@ -328,8 +332,8 @@ def test_checkpointing():
 
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("kind", ["linear", "feed forward"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
+@pytest.mark.parametrize("kind", ["linear", pytest.param("feed forward", marks=pytest.mark.slow)])
 def test_compile_without_breaks(kind, backend):
     torch._dynamo.reset()
     torch.manual_seed(0)

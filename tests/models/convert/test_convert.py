@@ -207,6 +207,7 @@ def test_a_converted_layer_can_be_stacked_again():
 
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_a_converted_encoder_compiles_and_exports():
     torch._dynamo.reset()
     model = encoder().layers[0]

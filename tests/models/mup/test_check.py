@@ -14,6 +14,11 @@ from einlinear.models.mup.check_result import CheckRow, CoordinateCheck
 from kit.small_models import STRUCTURES, Perceptron, Transformer, tokens, vectors
 
 
+def slow(*values):
+    """Parameters that have cheaper companions."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 def check(model, structure, **options):
     data = tokens() if model is Transformer else vectors()
     return el.coordinate_check(lambda width: model(width, structure), batch=data, **options)
@@ -29,7 +34,7 @@ def test_a_perceptron(structure):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("structure", ["dense", "btt(rank=2)", "kronecker", STRUCTURES[-1]])
+@pytest.mark.parametrize("structure", ["kronecker", STRUCTURES[-1], *slow("dense", "btt(rank=2)")])
 def test_a_perceptron_with_sgd(structure):
     widths = (64, 256, 1024) if structure == "dense" else (64, 256, 1024, 4096)
     options = {"widths": widths, "optimizer": "sgd", "lr": 1.0, "seeds": 4}
@@ -48,7 +53,7 @@ def test_low_rank_layers_hardly_move_with_sgd():
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", [*STRUCTURES[3:], *slow(*STRUCTURES[:3])])
 def test_a_transformer(structure):
     options = {"lr": 0.003, "steps": 3}
     options["widths"] = (64, 128, 256) if structure == "dense" else (64, 256, 1024)
@@ -295,7 +300,7 @@ def test_bad_arguments(options, message):
         el.coordinate_check(lambda width: Perceptron(width, "dense"), **given)
 
 
-@pytest.mark.parametrize("ending", ["svg", "png"])
+@pytest.mark.parametrize("ending", ["svg", *slow("png")])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what matplotlib imports
 def test_plots(ending, tmp_path):
     pytest.importorskip("matplotlib")

@@ -582,7 +582,7 @@ def structured_model():
 
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_copies_casts_and_compiled_models_have_the_same_rates(optimizer):
     model = structured_model()
     wanted = rates(model, optimizer=optimizer)

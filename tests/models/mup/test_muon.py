@@ -585,7 +585,9 @@ def test_the_coordinate_check_passes(structure):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("structure", ["dense", "btt(rank=2)"])
+@pytest.mark.parametrize(
+    "structure", [pytest.param("dense", marks=pytest.mark.slow), "btt(rank=2)"]
+)
 def test_the_coordinate_check_of_a_transformer(structure):
     result = el.coordinate_check(
         lambda width: Transformer(width, structure),

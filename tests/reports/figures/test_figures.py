@@ -87,6 +87,7 @@ def test_runs_that_diverged_have_more_than_one_point(tmp_path):
     assert "one point" not in cautions
 
 
+@pytest.mark.slow
 def test_names_of_structures_are_inside_the_picture(tmp_path):
     matplotlib = pytest.importorskip("matplotlib.figure")
     seen = []
@@ -109,6 +110,7 @@ def test_names_of_structures_are_inside_the_picture(tmp_path):
     assert min(place.x0 for _, place in seen) >= 0
 
 
+@pytest.mark.slow
 def test_nothing_of_an_earlier_report_is_left(tmp_path):
     write_runs(tmp_path / "two", KINDS[:2], (32, 64, 128), 1)
     write_runs(tmp_path / "one", KINDS[:1], (32, 64, 128), 1)

@@ -15,6 +15,7 @@ from einlinear.cli.terminal import columns, console
 from einlinear.errors import EinlinearError, quote
 from einlinear.runs.presets import TaskName
 from einlinear.searches.answer import ANSWER
+from einlinear.searches.short_names import short_names_text
 from einlinear.searches.words import conclusions, leaderboard_table, paste_code
 from einlinear.show.numbers import counted, duration, short
 from einlinear.show.tables import wrapped
@@ -104,7 +105,7 @@ def search(
         own["structures"] = structures
     try:
         with ExitStack() as stack:
-            screen = _Screen(stack)
+            screen = _Screen(stack, out)
             result = run_search(
                 **options,
                 space=own,
@@ -125,6 +126,8 @@ def search(
             print("no run of dense layers has finished yet")
         print("note: rerun the same command to go on", file=sys.stderr)
         raise
+    if screen.is_complete:
+        print(f"{screen.completion}\n")
     _print_result(result)
     _write_page(result.path)
 
@@ -144,6 +147,8 @@ def _write_page(out: Path) -> None:
 def _print_result(result: SearchResult) -> None:
     width = columns()
     print(leaderboard_table(result.leaderboard, width))
+    if names := short_names_text(result.leaderboard, width):
+        print(f"\n{names}")
     print()
     for text in conclusions(result.answer):
         print(wrapped(f"- {text}", width))
@@ -152,21 +157,26 @@ def _print_result(result: SearchResult) -> None:
 
 
 class _Screen:
-    """A spinner while the search is prepared, then its choices and the progress of its runs."""
+    """A spinner while the search is prepared, then its choices and the progress of its runs.
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
+    is_complete: whether the search found no run to train.
+    """
+
+    def __init__(self, stack: ExitStack, out: Path) -> None:
+        self._stack, self._out = stack, out
         self._status = stack.enter_context(console().status("measuring speed"))
         self._display: OnSweepProgress | None = None
         self._labels: dict[str, str] = {}
         self._spec: SearchSpec | None = None
-        self._spent = 0.0
+        self._runs, self._spent = 0, 0.0  # runs from before; FLOPs of all
+        self.is_complete = True
         self._leader = ""
         self._begin = monotonic()
 
     def start(self, spec: SearchSpec) -> None:
         self._status.stop()
         self._spec = spec
+        self._count_runs(spec)
         candidates = counted(len(spec.space.candidates), "candidate")
         print(f"search: {candidates}, {short(spec.flops)} FLOPs, target {short(spec.target)} FLOPs")
         widths, steps = (", ".join(map(str, v)) for v in (spec.rungs.widths, spec.rungs.steps))
@@ -174,8 +184,31 @@ class _Screen:
         display = sweep_display(console(), self._labels, self._summary)
         self._display = self._stack.enter_context(display)
 
+    def _count_runs(self, spec: SearchSpec) -> None:
+        """Count the runs that the directory has already."""
+        from einlinear.searches.ladder import Ladder  # loads torch
+        from einlinear.searches.state import SearchState
+        from einlinear.searches.supply import RunFolder
+
+        records = RunFolder(self._out).read().records
+        found = SearchState(spec, Ladder(spec.settings, spec.rungs), records)
+        self._runs, self._spent = len(records), found.tally.spent
+
+    @property
+    def completion(self) -> str:
+        """That nothing is left to train within the budget."""
+        return f"The search is complete: {self._so_far(0)}. Give a larger budget to go on."
+
+    def _so_far(self, new: int) -> str:
+        assert self._spec is not None, "a search starts before it makes progress"
+        share = min(1.0, self._spent / self._spec.flops)
+        return f"{counted(self._runs + new, 'run')}, {share:.0%} of the FLOPs"
+
     def choose(self, choice: NextRun, state: SearchState) -> None:
-        self._labels[choice.config.id] = f"{state.label(choice.config)} ({choice.why})"
+        from einlinear.searches.next_run import chosen_label  # loads torch
+
+        self.is_complete = False
+        self._labels[choice.config.id] = f"{chosen_label(state, choice.config)} ({choice.why})"
         self._spent = state.tally.spent
         if state.trained:
             view = state.outlook()
@@ -186,10 +219,7 @@ class _Screen:
         self._display(at)
 
     def _summary(self, at: SweepProgress) -> str:
-        assert self._spec is not None, "a search starts before it makes progress"
-        share = min(1.0, self._spent / self._spec.flops)
-        words = f"{at.finished + at.diverged} runs, {share:.0%} of the FLOPs"
-        words += f", {duration(monotonic() - self._begin)}"
+        words = f"{self._so_far(at.finished + at.diverged)}, {duration(monotonic() - self._begin)}"
         return words + (f"; {self._leader} leads" if self._leader else "")
 
 

@@ -26,9 +26,10 @@ STATE_WORDS = {
 }
 LANES_ABOUT = (
     "Each row is a candidate, the best at the top; each dot is a run, the larger the more FLOPs it "
-    "cost. From left to right is the order in which the search chose its runs. A cross ends the "
-    "row of a candidate that got no further runs because it can hardly win any more, or because a "
-    "run diverged or failed."
+    "cost. From left to right is the order in which the search chose its runs. A cross shows when "
+    "a candidate was stopped: because it can hardly win any more, or because a run diverged or "
+    "failed. Runs after it are of dense, the reference, of the final check of learning rates, or "
+    "were all that was left to decide."
 )
 _MOST_LANES = 60  # more rows are too thin to read
 _LEAST_SIZE, _MORE_SIZE = 5.0, 10.0
@@ -59,6 +60,7 @@ def lane_data(search: ShownSearch) -> dict[str, Any]:
                 "name": lane.name,
                 "state": lane.state,
                 "ending": lane.ending,
+                "after": lane.stopped_after,
                 "number": [one.number for one in lane.runs],
                 "size": [dot_size(one, search) for one in lane.runs],
                 "text": [_text(one) for one in lane.runs],
@@ -134,9 +136,11 @@ def draw_lanes(search: ShownSearch, path: str | Path) -> Path:
 
 def _draw_lane(axes: Any, row: int, lane: Lane, search: ShownSearch) -> None:
     colour, numbers = STATE_COLOURS[lane.state], [one.number for one in lane.runs]
-    axes.plot([numbers[0], numbers[-1]], [row, row], color=colour, linewidth=1, alpha=0.45)
+    last = max(numbers[-1], lane.stopped_after or 0)
+    axes.plot([numbers[0], last], [row, row], color=colour, linewidth=1, alpha=0.45)
     areas = [(0.62 * dot_size(one, search)) ** 2 for one in lane.runs]
     axes.scatter(numbers, [row] * len(numbers), s=areas, color=colour, linewidths=0, zorder=3)
-    if lane.state not in ("leader", "open"):
-        end = numbers[-1] + 0.012 * search.num_runs + 0.5
+    if lane.stopped_after is not None:
+        end = lane.stopped_after + (0.012 * search.num_runs if lane.stopped_after in numbers else 0)
+        end += 0.5
         axes.plot([end], [row], marker="x", markersize=5, markeredgewidth=1.6, color=colour)

@@ -183,7 +183,7 @@
     element.classList.add("ready");
     const clip = text => plain(text.length > (isNarrow ? 14 : 32) ? text.slice(0, isNarrow ? 13 : 31) + "\u2026" : text);
     const common = { type: "scatter", hoverinfo: "text" };
-    const shown = lanes.map((lane, k) => ({ ...common, mode: "lines", x: [lane.number[0], lane.number.at(-1)], y: [k, k], hoverinfo: "skip", showlegend: false,
+    const shown = lanes.map((lane, k) => ({ ...common, mode: "lines", x: [lane.number[0], Math.max(lane.number.at(-1), lane.after ?? 0)], y: [k, k], hoverinfo: "skip", showlegend: false,
       opacity: 0.45, line: { width: 1.5, color: colours[lane.state] } }));
     for (const state of Object.keys(words)) {
       const here = lanes.map((lane, k) => [lane, k]).filter(([lane]) => lane.state === state);
@@ -193,7 +193,7 @@
         text: flat((lane, k, i) => [`<b>${clip(lane.name)}</b>`, ...lane.text[i].map(plain)].join("<br>")),
         marker: { size: flat((lane, k, i) => lane.size[i] * (isNarrow ? 0.65 : 1)), color: colours[state], opacity: 0.92, line: { width: 1, color: css("--bg") } } });
       if (state !== "leader" && state !== "open") shown.push({ ...common, mode: "markers", showlegend: false, y: here.map(([, k]) => k),
-        x: here.map(([lane]) => lane.number.at(-1) + 0.5 + 0.012 * Math.max(...lanes.map(l => l.number.at(-1)))),
+        x: here.map(([lane]) => lane.after + 0.5 + (lane.number.includes(lane.after) ? 0.012 * Math.max(...lanes.map(l => l.number.at(-1))) : 0)),
         text: here.map(([lane]) => `<b>${clip(lane.name)}</b><br>${plain(lane.ending).replace(/: |; /g, m => m.trim() + "<br>")}`),
         marker: { symbol: "x-thin", size: 9, line: { width: 2.2, color: colours[state] } } });
     }
