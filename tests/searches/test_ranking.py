@@ -5,8 +5,7 @@ from types import SimpleNamespace as Fake
 import numpy as np
 import pytest
 
-from einlinear.searches.ranking import best_rate
-from einlinear.searches.seen import seen_multiplier
+from einlinear.searches.ranking import best_rate, seen_multiplier
 from einlinear.searches.surrogate import Spreads
 from einlinear.searches.words import paste_code
 from kit.search_records import make_row

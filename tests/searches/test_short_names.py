@@ -1,7 +1,6 @@
 """Short names in a leaderboard, and the structures behind them."""
 
-from einlinear.searches.short_names import short_names, short_names_text
-from einlinear.searches.words import leaderboard_table
+from einlinear.searches.words import leaderboard_table, short_names, short_names_text
 from kit.search_records import make_row
 
 LONG = "XA^2/3 XAB^1/3 YA^53/120 YB^13/120 YAB^9/20 AB^1/30"
@@ -29,4 +28,4 @@ def test_a_row_with_a_short_name_is_one_line_of_80_columns():
     assert max(map(len, lines)) <= 80
     body = lines[1 + next(k for k, line in enumerate(lines) if set(line) == {"-"}) :]
     assert [line.split()[0] for line in body] == [row.label for row in rows]
-    assert all("0.05 to 123.45" in line and line.endswith("may win") for line in body)
+    assert all("0.05-123.45" in line and line.endswith("100%") for line in body)

@@ -12,8 +12,7 @@ from markupsafe import Markup
 from einlinear.errors import EinlinearError
 from einlinear.reports.shown import Lane, ShownSearch
 from einlinear.searches.answer import LeaderboardRow
-from einlinear.searches.short_names import short_names
-from einlinear.searches.words import paste_code
+from einlinear.searches.words import paste_code, short_names
 from einlinear.structures.diagram import draw_structure
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.text import parse

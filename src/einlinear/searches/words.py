@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from einlinear.searches.answer import Answer, Effect, LeaderboardRow
 from einlinear.show.numbers import listed, short
-from einlinear.show.tables import text_table
+from einlinear.show.tables import facts_text, text_table
 
 _WIDE = 10.0  # an interval from its low to so many times that is too wide
 _CHANGES = {
@@ -36,6 +36,22 @@ def leaderboard_table(rows: Iterable[LeaderboardRow], width: int | None = None) 
             )
         )
     return text_table(head, lines, width=width)
+
+
+def short_names(rows: Iterable[LeaderboardRow]) -> dict[str, str]:
+    """Structures by name, of the rows whose label does not spell the structure."""
+    found = {
+        row.label.split()[0]: row.structure
+        for row in rows
+        if row.label.strip() and not row.label.startswith(row.structure)
+    }
+    return dict(sorted(found.items(), key=lambda item: (len(item[0]), item[0])))
+
+
+def short_names_text(rows: Iterable[LeaderboardRow], width: int | None = None) -> str:
+    """The names as text, one in a line; empty if all labels spell their structures."""
+    found = short_names(rows)
+    return facts_text(found, width) if found else ""
 
 
 def conclusions(answer: Answer) -> list[str]:

@@ -15,8 +15,7 @@ from einlinear.cli.terminal import columns, console
 from einlinear.errors import EinlinearError, quote
 from einlinear.runs.presets import TaskName
 from einlinear.searches.answer import ANSWER
-from einlinear.searches.short_names import short_names_text
-from einlinear.searches.words import conclusions, leaderboard_table, paste_code
+from einlinear.searches.words import conclusions, leaderboard_table, paste_code, short_names_text
 from einlinear.show.numbers import counted, duration, short
 from einlinear.show.tables import wrapped
 from einlinear.sweeps.placing import ExecutorName
