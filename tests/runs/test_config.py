@@ -51,6 +51,7 @@ def test_the_id_knows_every_field_that_counts(config):
         "rule": "fold",
         "experts": None,  # only with others
         "expert_norm": "each" if config.expert_norm == "together" else "together",
+        "expert_layers": "vo" if config.task in ("text", "pixels") else None,
         "structure": "low_rank",
         "positions": "rotary",
         "activation": "gelu",
@@ -187,6 +188,16 @@ def test_experts_are_in_the_id():
     assert RunConfig(num_experts=4).id != RunConfig(num_experts=4, experts="ffn").id
 
 
+def test_the_layers_of_experts_leave_earlier_ids_and_files_as_they_were():
+    """The id was written by the version before expert_layers."""
+    config = RunConfig(structure="btt", num_experts=4)
+    assert config.id == "961a73256d44108c"
+    assert "expert_layers" not in config.as_dict()
+    assert RunConfig(task="cifar", num_experts=4).expert_layers == "all"
+    other = replace(config, expert_layers="ffn")
+    assert RunConfig.from_dict(other.as_dict()) == other
+
+
 def test_presets():
     small, paper = RunConfig(), RunConfig(preset="paper")
     assert (small.positions, small.head_size, small.embedding_std) == ("alibi", 16, 1.0)
@@ -253,6 +264,12 @@ def test_the_warm_up_of_short_runs():
         ({"experts": "ffn"}, ['experts is "ffn"', "num_experts 0"]),
         ({"experts": "ffn", "num_experts": 4, "structure": "btt"}, ["structure 'btt'", "dense"]),
         ({"experts": "ffn", "num_experts": 4, "task": "cifar"}, ["task cifar", "pixels"]),
+        ({"num_experts": 4, "expert_layers": "v"}, ["expert_layers is 'v'", "'vo'"]),
+        (
+            {"num_experts": 4, "task": "cifar", "expert_layers": "vo"},
+            ['expert_layers is "vo", and the task is cifar', "text and pixels", '"all"'],
+        ),
+        ({"task": "regression", "expert_layers": "ffn"}, ['expert_layers is "ffn"', "regression"]),
         ({"tied": True, "convert_head": True, "structure": "btt"}, ["the head is tied"]),
         ({"compile": 1}, ["compile is 1"]),
         ({"data": ""}, ["data is ''"]),

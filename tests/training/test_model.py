@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from einlinear.layers.moe.layers import MoELinear
 from einlinear.models.mup.groups import scaling_table
 from einlinear.models.mup.init import init_
 from einlinear.runs.config import RunConfig
@@ -112,11 +113,41 @@ def test_how_the_head_of_a_run_starts(parametrization):
     assert float(heads["usual"].std()) == pytest.approx(1 / 16, rel=0.007)
 
 
+ATTENTION = {f"attention.{name}_proj" for name in "qkvo"}
+MIXED = {
+    "all": {*ATTENTION, "mlp.up", "mlp.down"},
+    "vo": {"attention.v_proj", "attention.o_proj"},
+    "ffn": {"mlp.up", "mlp.down"},
+}
+
+
+@pytest.mark.parametrize(
+    ("structure", "is_aligned"), [("dense", False), ("btt", False), ("btt", True)]
+)
+@pytest.mark.parametrize("layers", MIXED)
+def test_which_layers_have_experts(layers, structure, is_aligned):
+    own = GPT | {"structure": structure, "head_aligned": is_aligned, "convert_head": True}
+    config = RunConfig(num_experts=3, expert_layers=layers, expert_gain=True, **own)
+    model = make_shape(config, (96, 64))
+    alone = make_shape(replace(config, num_experts=0), (96, 64))
+    for name in ATTENTION | MIXED["ffn"]:
+        layer, plain = (m.get_submodule(f"blocks.1.{name}") for m in (model, alone))
+        assert isinstance(layer, MoELinear) == (name in MIXED[layers]), name
+        if name not in MIXED[layers]:
+            assert repr(layer) == repr(plain)  # the class, structure and norm without experts
+        elif structure != "dense":
+            assert layer.structure == plain.structure  # aligned with heads, if asked
+    assert isinstance(model.head, MoELinear) == (layers == "all")
+    assert repr(model.head) == repr(alone.head) or layers == "all"
+
+
 ALIKE = [
     ({}, {"num_active": 1}),
     ({}, {"balance": 0.5}),
     ({}, {"expert_norm": "together"}),
     ({}, {"expert_gain": True}),
+    ({"structure": "btt"}, {"expert_layers": "vo"}),
+    ({"experts": "ffn", "num_experts": 3}, {"expert_layers": "vo"}),
     ({}, {"num_heads": 2, "head_size": None}),
     ({}, {"decay": "standard"}),
     ({}, {"final_rate": 0.5}),
@@ -164,6 +195,7 @@ def test_settings_without_an_effect_are_not_in_the_id(settings, change):
         ({"schedule": "cosine"}, {"final_rate": 0.5}),
         ({"schedule": "wsd"}, {"decay_share": 0.5}),
         ({"num_experts": 3}, {"expert_gain": True}),
+        ({"num_experts": 3}, {"expert_layers": "vo"}),
     ],
     ids=str,
 )

@@ -23,14 +23,15 @@ Objects = NDArray[np.object_]
 Compute = Literal["flops", "linear_flops", "seconds", "params", "units", "macs", "linear_macs"]
 """FLOPs count training: 6 per multiply-add of the forward pass, which is what `macs` counts."""
 _MOST = 50_000_000
+_EXPERT_LAYERS = {"all": [], "vo": ["in V and O"], "ffn": ["in FFNs"]}
 _COLUMNS = ("run", "compute", "loss", "structure", "seed", "group", "size")
 
 
 class StructureLabel(NamedTuple):
     """A structure, as its first record spells it, and what else sets its runs apart.
 
-    variant: experts with their norm and gains, head alignment, a converted head, no weight norm,
-        Muon, standard decay; "" for plain layers that AdamW trains.
+    variant: experts with their layers, norm and gains, head alignment, a converted head, no weight
+        norm, Muon, standard decay; "" for plain layers that AdamW trains.
     """
 
     structure: str
@@ -348,6 +349,7 @@ def structure_label(config: RunConfig, spelling: dict[str, str]) -> StructureLab
         kind = "ffn-moe" if config.experts == "ffn" else "moe"
         variant.append(f"{kind} {config.num_active}/{config.num_experts}")
         if config.experts == "linear":
+            variant += _EXPERT_LAYERS[config.expert_layers]
             is_together = config.weight_norm and config.expert_norm == "together"
             variant += ["norm together"] if is_together else []
             variant += ["gains"] if config.expert_gain else []

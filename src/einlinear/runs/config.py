@@ -25,6 +25,7 @@ from einlinear.runs.settings import (
     HEAD_SETTINGS,
     WHOLE_NUMBERS,
     Device,
+    ExpertLayers,
     ExpertsOf,
     OptimizerName,
     Precision,
@@ -64,6 +65,7 @@ _ADDED = {
     "optimizer": "adamw",
     "decay": "independent",
     "keep_state": False,
+    "expert_layers": "all",
 }
 """Fields that earlier versions did not have, with the values that those versions used.
 
@@ -97,6 +99,9 @@ class RunConfig:
         experts: what an expert is: "linear", a linear layer of the structure, or "ffn", a dense
             feed-forward net of a GPT block, the standard MoE.
         num_experts: experts in each layer; 0 for no mixture of experts.
+        expert_layers: which layers have experts, if experts is "linear": "all"; or in a GPT only
+            "vo", the projections to values and of the output, or "ffn", the two layers of every
+            feed-forward net. The others have one matrix of the structure.
         num_active: experts that each token uses.
         expert_norm: whether factors are normalised for each expert, or for all together.
         expert_gain: whether every factor of experts has a learnable gain, except in the
@@ -176,6 +181,7 @@ class RunConfig:
     structure: str = "dense"
     experts: ExpertsOf = "linear"
     num_experts: int = 0
+    expert_layers: ExpertLayers = "all"
     num_active: int = 2
     expert_norm: ExpertNorm = _BY_PRESET
     expert_gain: bool = _BY_PRESET
@@ -267,6 +273,13 @@ class RunConfig:
             whole_number(self.num_active, "num_active", 1, self.num_experts, fix=fix)
         if self.experts == "ffn":
             self._check_feed_forward()
+        if self.expert_layers != "all" and self.task not in SEQUENCE_TASKS:
+            raise EinlinearError(
+                what=f'expert_layers is "{self.expert_layers}", and the task is {self.task}',
+                rule="some layers alone can have experts in a GPT only, whose tasks are "
+                + " and ".join(SEQUENCE_TASKS),
+                fix='give expert_layers="all", or leave it out',
+            )
         self._check_heads()
         if self.batch_size % self.accumulation:
             raise EinlinearError(

@@ -14,9 +14,15 @@ from einlinear.structures.text import parse
 _Values = Mapping[str, Any]
 
 _WITHOUT_EFFECT: tuple[tuple[Callable[[_Values], bool], _Values], ...] = (
-    (lambda run: not run["num_experts"], {"num_active": 2, "balance": 0.01}),
+    (
+        lambda run: not run["num_experts"],
+        {"num_active": 2, "balance": 0.01, "expert_layers": "all"},
+    ),
     (lambda run: not run["weight_norm"], {"expert_norm": "each"}),
-    (lambda run: run["experts"] == "ffn", {"expert_norm": "each", "expert_gain": False}),
+    (
+        lambda run: run["experts"] == "ffn",
+        {"expert_norm": "each", "expert_gain": False, "expert_layers": "all"},
+    ),
     # The presets of the paper's text have both settings, also for runs without experts.
     (
         lambda run: (

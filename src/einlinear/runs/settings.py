@@ -20,6 +20,7 @@ Precision = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 Shard = Literal["ddp", "fsdp2"]
 ExpertsOf = Literal["linear", "ffn"]
+ExpertLayers = Literal["all", "vo", "ffn"]
 OptimizerName = Literal["adamw", "muon"]
 
 # Lowest and highest value of each integer field.
@@ -60,6 +61,7 @@ _REAL: dict[str, tuple[float, float | None, bool]] = {
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": get_args(TaskName),
     "experts": get_args(ExpertsOf),
+    "expert_layers": get_args(ExpertLayers),
     "expert_norm": get_args(ExpertNorm),
     "preset": get_args(Preset),
     "vocabulary": get_args(VocabularyName),
