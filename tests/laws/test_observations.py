@@ -67,6 +67,7 @@ def test_what_makes_other_layers_is_another_structure():
         {"num_experts": 8},
         {"num_experts": 8, "expert_norm": "together"},
         {"num_experts": 8, "expert_gain": True, "optimizer": "muon"},
+        {"factor_init": "fan_in", "optimizer": "muon"},
         {"num_experts": 8, "expert_layers": "vo"},
         {"num_experts": 8, "expert_layers": "ffn", "expert_gain": True},
     )
@@ -74,7 +75,7 @@ def test_what_makes_other_layers_is_another_structure():
     data = el.Observations.from_records(records)
     variants = ("", "head-aligned", "without norm", "with head", "muon", "standard decay")
     variants += ("moe 2/8", "moe 2/8 norm together", "moe 2/8 gains muon")
-    variants += ("moe 2/8 in V and O", "moe 2/8 in FFNs gains")
+    variants += ("fan-in factors muon", "moe 2/8 in V and O", "moe 2/8 in FFNs gains")
     assert data.structures == tuple(f"btt {variant}".rstrip() for variant in variants)
     assert set(data.more["base_structure"]) == {"btt"}
     assert set(data.more["variant"]) == set(variants)

@@ -52,6 +52,7 @@ def test_the_id_knows_every_field_that_counts(config):
         "experts": None,  # only with others
         "expert_norm": "each" if config.expert_norm == "together" else "together",
         "expert_layers": "vo" if config.task in ("text", "pixels") else None,
+        "factor_init": "fan_in",
         "structure": "low_rank",
         "positions": "rotary",
         "activation": "gelu",
@@ -188,13 +189,13 @@ def test_experts_are_in_the_id():
     assert RunConfig(num_experts=4).id != RunConfig(num_experts=4, experts="ffn").id
 
 
-def test_the_layers_of_experts_leave_earlier_ids_and_files_as_they_were():
-    """The id was written by the version before expert_layers."""
+def test_the_settings_of_ablations_leave_earlier_ids_and_files_as_they_were():
+    """The id was written by the version before expert_layers and factor_init."""
     config = RunConfig(structure="btt", num_experts=4)
     assert config.id == "961a73256d44108c"
-    assert "expert_layers" not in config.as_dict()
+    assert not {"expert_layers", "factor_init"} & config.as_dict().keys()
     assert RunConfig(task="cifar", num_experts=4).expert_layers == "all"
-    other = replace(config, expert_layers="ffn")
+    other = replace(config, expert_layers="ffn", factor_init="fan_in")
     assert RunConfig.from_dict(other.as_dict()) == other
 
 
@@ -282,6 +283,7 @@ def test_the_warm_up_of_short_runs():
         ({"fixed_input": True}, ["fixed_input is True", "regression and cifar"]),
         ({"head_init": "zeros"}, ["head_init is 'zeros'", "'zero'"]),
         ({"decay": "none"}, ["decay is 'none'", "independent"]),
+        ({"factor_init": "fan-in"}, ["factor_init is 'fan-in'", "'fan_in'"]),
     ],
 )
 def test_bad_values(settings, words):

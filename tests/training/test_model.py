@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.models.mup.groups import scaling_table
 from einlinear.models.mup.init import init_
 from einlinear.runs.config import RunConfig
 from einlinear.runs.schedule import rate_multiplier
+from einlinear.training.load import load_writer
 from einlinear.training.model import _allocate_, base_inputs, make_model, make_shape
 from einlinear.training.state import make_optimizer
+from einlinear.training.train import train
+from kit.runs import tiny
 
 GPT = {"width": 32, "depth": 2, "head_size": 16}
 CONFIGS = {
@@ -141,12 +145,37 @@ def test_which_layers_have_experts(layers, structure, is_aligned):
     assert repr(model.head) == repr(alone.head) or layers == "all"
 
 
+def test_a_run_with_factors_by_fan_in_is_capped_at_that_deviation(tmp_path):
+    """16 features to rank 2: 1/4 instead of sqrt(2)/16; the widening factor has 1/sqrt(2)."""
+    config = tiny(structure="low_rank(rank=2)", factor_init="fan_in", lr=1.0, save_model=True)
+    train(config, tmp_path)
+    layers = [
+        module
+        for module in load_writer(tmp_path).model.modules()
+        if isinstance(module, EinsumLinear) and module.in_features == 16
+    ]
+    assert len(layers) == 5  # queries, keys, values, output, up
+    raw, used = (
+        [[f.square().mean().sqrt().item() for f in factors] for factors in both]
+        for both in ([(m.A, m.B) for m in layers], [m.factors() for m in layers])
+    )
+    assert min(a for a, _ in raw) > 0.25  # so that the norm has something to do
+    assert [a for a, _ in used] == pytest.approx([0.25] * 5)
+    assert [b for _, b in used] == pytest.approx([min(b, 0.5**0.5) for _, b in raw])
+
+
 ALIKE = [
     ({}, {"num_active": 1}),
     ({}, {"balance": 0.5}),
     ({}, {"expert_norm": "together"}),
     ({}, {"expert_gain": True}),
     ({"structure": "btt"}, {"expert_layers": "vo"}),
+    ({}, {"factor_init": "fan_in"}),
+    ({"experts": "ffn", "num_experts": 3}, {"factor_init": "fan_in"}),
+    (
+        {"parametrization": "naive", "structure": "low_rank", "weight_norm": False},
+        {"factor_init": "fan_in"},
+    ),
     ({"experts": "ffn", "num_experts": 3}, {"expert_layers": "vo"}),
     ({}, {"num_heads": 2, "head_size": None}),
     ({}, {"decay": "standard"}),
@@ -196,6 +225,8 @@ def test_settings_without_an_effect_are_not_in_the_id(settings, change):
         ({"schedule": "wsd"}, {"decay_share": 0.5}),
         ({"num_experts": 3}, {"expert_gain": True}),
         ({"num_experts": 3}, {"expert_layers": "vo"}),
+        ({"structure": "low_rank"}, {"factor_init": "fan_in"}),
+        ({"num_experts": 3, "structure": "low_rank"}, {"factor_init": "fan_in"}),
     ],
     ids=str,
 )

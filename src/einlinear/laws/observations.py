@@ -31,7 +31,8 @@ class StructureLabel(NamedTuple):
     """A structure, as its first record spells it, and what else sets its runs apart.
 
     variant: experts with their layers, norm and gains, head alignment, a converted head, no weight
-        norm, Muon, standard decay; "" for plain layers that AdamW trains.
+        norm, factors that start by their fan-in, Muon, standard decay; "" for plain layers that
+        AdamW trains.
     """
 
     structure: str
@@ -357,6 +358,9 @@ def structure_label(config: RunConfig, spelling: dict[str, str]) -> StructureLab
         variant += ["head-aligned"] if config.head_aligned else []
         variant += ["with head"] if config.convert_head else []
         variant += [] if config.weight_norm else ["without norm"]
+        has_factors = config.structure != "dense" or config.experts == "linear"
+        is_wide = has_factors and config.factor_init == "fan_in"
+        variant += ["fan-in factors"] if is_wide else []
     variant += ["muon"] if config.optimizer == "muon" else []
     has_decay = config.weight_decay > 0 and config.parametrization == "mup"
     variant += ["standard decay"] if has_decay and config.decay == "standard" else []

@@ -15,6 +15,7 @@ from einlinear.layers.scaling import (
     EMBEDDING_STD,
     Decay,
     ExpertNorm,
+    FactorInit,
     HeadInit,
     Parametrization,
 )
@@ -66,6 +67,7 @@ _ADDED = {
     "decay": "independent",
     "keep_state": False,
     "expert_layers": "all",
+    "factor_init": "spectral",
 }
 """Fields that earlier versions did not have, with the values that those versions used.
 
@@ -110,6 +112,9 @@ class RunConfig:
         convert_head: whether the output head gets the structure too.
         head_aligned: whether to align the structures of the attention projections with the heads.
         weight_norm: whether structured layers normalise their factors.
+        factor_init: the standard deviation of the fresh factors of structured layers, and the limit
+            of their norm: "spectral", sqrt(min(fan_in, fan_out)) / fan_in, or "fan_in",
+            1 / sqrt(fan_in).
         width: width of the model.
         depth: blocks of a GPT or a residual MLP, hidden layers of an MLP.
         head_size: width of an attention head.
@@ -189,6 +194,7 @@ class RunConfig:
     convert_head: bool = _BY_PRESET
     head_aligned: bool | None = None
     weight_norm: bool = _BY_PRESET
+    factor_init: FactorInit = "spectral"
     width: int = _BY_PRESET
     depth: int = _BY_PRESET
     head_size: int | None = None

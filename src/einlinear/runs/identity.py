@@ -21,7 +21,12 @@ _WITHOUT_EFFECT: tuple[tuple[Callable[[_Values], bool], _Values], ...] = (
     (lambda run: not run["weight_norm"], {"expert_norm": "each"}),
     (
         lambda run: run["experts"] == "ffn",
-        {"expert_norm": "each", "expert_gain": False, "expert_layers": "all"},
+        {
+            "expert_norm": "each",
+            "expert_gain": False,
+            "expert_layers": "all",
+            "factor_init": "spectral",
+        },
     ),
     # The presets of the paper's text have both settings, also for runs without experts.
     (
@@ -30,6 +35,14 @@ _WITHOUT_EFFECT: tuple[tuple[Callable[[_Values], bool], _Values], ...] = (
             and (run["expert_norm"], run["expert_gain"]) != ("together", True)
         ),
         {"expert_norm": "each", "expert_gain": False},
+    ),
+    # nn.Linear has no factors. Naive ones start alike: only the limit of their norm differs.
+    (
+        lambda run: (
+            run["structure"] == "dense"
+            or (run["parametrization"] == "naive" and not run["weight_norm"])
+        ),
+        {"factor_init": "spectral"},
     ),
     # Rates of Muon do not depend on the base; the head, which AdamW trains, has the same in both.
     (

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote
-from einlinear.layers.scaling import Decay, ExpertNorm, HeadInit, Parametrization
+from einlinear.layers.scaling import Decay, ExpertNorm, FactorInit, HeadInit, Parametrization
 from einlinear.models.choices import ActivationName, PositionKind
 from einlinear.runs.presets import OWN_FIELDS, Preset, TaskName, presets_of
 from einlinear.structures.values import one_of, true_or_false, whole_number
@@ -70,6 +70,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "activation": get_args(ActivationName),
     "parametrization": get_args(Parametrization),
     "head_init": get_args(HeadInit),
+    "factor_init": get_args(FactorInit),
     "optimizer": get_args(OptimizerName),
     "decay": get_args(Decay),
     "schedule": get_args(Schedule),

@@ -89,7 +89,8 @@ def make_shape(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
     if config.experts == "ffn":
         _mix_feed_forward_(model, config)
     elif config.structure != "dense" or config.num_experts:
-        convert_(model, _conversions(config), weight_norm=config.weight_norm)
+        rules, own = _conversions(config), config.factor_init
+        convert_(model, rules, weight_norm=config.weight_norm, factor_init=own)
     return model
 
 
