@@ -53,6 +53,7 @@ def test_the_id_knows_every_field_that_counts(config):
         "expert_norm": "each" if config.expert_norm == "together" else "together",
         "expert_layers": "vo" if config.task in ("text", "pixels") else None,
         "factor_init": "fan_in",
+        "head_axis": None,
         "structure": "low_rank",
         "positions": "rotary",
         "activation": "gelu",
@@ -74,6 +75,7 @@ def test_the_id_knows_every_field_that_counts(config):
         "ema": 0.5,
         "accumulation": 2,
     }
+    skipped = ("head_aligned", "head_axis", "keep_state")  # only with others
     for field in fields(config):
         value = getattr(config, field.name)
         if value is None and field.name != "data":
@@ -86,7 +88,7 @@ def test_the_id_knows_every_field_that_counts(config):
             other = 4
         else:
             other = value - 8 if field.name == "seed" and value > 8 else value + 8
-        if other is None or other == value or field.name in ("head_aligned", "keep_state"):
+        if other is None or other == value or field.name in skipped:
             continue
         changed = replace(config, **{field.name: other})
         assert (changed.id == config.id) == (field.name in NOT_IN_ID), field.name
@@ -190,12 +192,13 @@ def test_experts_are_in_the_id():
 
 
 def test_the_settings_of_ablations_leave_earlier_ids_and_files_as_they_were():
-    """The id was written by the version before expert_layers and factor_init."""
+    """The id was written by the version before expert_layers, factor_init and head_axis."""
     config = RunConfig(structure="btt", num_experts=4)
     assert config.id == "961a73256d44108c"
-    assert not {"expert_layers", "factor_init"} & config.as_dict().keys()
+    assert not {"expert_layers", "factor_init", "head_axis"} & config.as_dict().keys()
     assert RunConfig(task="cifar", num_experts=4).expert_layers == "all"
-    other = replace(config, expert_layers="ffn", factor_init="fan_in")
+    more = {"head_aligned": True, "head_axis": "own"}
+    other = replace(config, expert_layers="ffn", factor_init="fan_in", **more)
     assert RunConfig.from_dict(other.as_dict()) == other
 
 
@@ -283,6 +286,8 @@ def test_the_warm_up_of_short_runs():
         ({"fixed_input": True}, ["fixed_input is True", "regression and cifar"]),
         ({"head_init": "zeros"}, ["head_init is 'zeros'", "'zero'"]),
         ({"decay": "none"}, ["decay is 'none'", "independent"]),
+        ({"head_axis": "other"}, ["head_axis is 'other'", "shared"]),
+        ({"task": "cifar", "head_axis": "own"}, ["head_axis is 'own'", "text and pixels"]),
         ({"factor_init": "fan-in"}, ["factor_init is 'fan-in'", "'fan_in'"]),
     ],
 )

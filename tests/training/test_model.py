@@ -21,6 +21,7 @@ GPT = {"width": 32, "depth": 2, "head_size": 16}
 CONFIGS = {
     "dense": GPT,
     "structured": GPT | {"structure": "btt", "convert_head": True, "head_aligned": True},
+    "own axis": GPT | {"structure": "btt", "head_aligned": True, "head_axis": "own"},
     "tied": GPT | {"tied": True, "positions": "learned"},
     "experts": GPT | {"structure": "low_rank", "num_experts": 3},
     "MoE": GPT | {"experts": "ffn", "num_experts": 3},
@@ -171,6 +172,7 @@ ALIKE = [
     ({}, {"expert_gain": True}),
     ({"structure": "btt"}, {"expert_layers": "vo"}),
     ({}, {"factor_init": "fan_in"}),
+    ({"structure": "btt"}, {"head_axis": "own"}),
     ({"experts": "ffn", "num_experts": 3}, {"factor_init": "fan_in"}),
     (
         {"parametrization": "naive", "structure": "low_rank", "weight_norm": False},
@@ -226,6 +228,7 @@ def test_settings_without_an_effect_are_not_in_the_id(settings, change):
         ({"num_experts": 3}, {"expert_gain": True}),
         ({"num_experts": 3}, {"expert_layers": "vo"}),
         ({"structure": "low_rank"}, {"factor_init": "fan_in"}),
+        ({"structure": "btt", "head_aligned": True}, {"head_axis": "own"}),
         ({"num_experts": 3, "structure": "low_rank"}, {"factor_init": "fan_in"}),
     ],
     ids=str,

@@ -356,6 +356,7 @@ def structure_label(config: RunConfig, spelling: dict[str, str]) -> StructureLab
             variant += ["gains"] if config.expert_gain else []
     if name != "dense" or variant:
         variant += ["head-aligned"] if config.head_aligned else []
+        variant += ["own axis"] if config.head_aligned and config.head_axis == "own" else []
         variant += ["with head"] if config.convert_head else []
         variant += [] if config.weight_norm else ["without norm"]
         has_factors = config.structure != "dense" or config.experts == "linear"

@@ -19,7 +19,7 @@ from einlinear.layers.scaling import (
     HeadInit,
     Parametrization,
 )
-from einlinear.models.choices import ActivationName, PositionKind
+from einlinear.models.choices import ActivationName, HeadAxis, PositionKind
 from einlinear.runs.identity import canonical_text, deciding_values, first_head, in_one_form
 from einlinear.runs.presets import OWN_FIELDS, SEQUENCE_TASKS, Preset, TaskName, preset_values
 from einlinear.runs.settings import (
@@ -68,6 +68,7 @@ _ADDED = {
     "keep_state": False,
     "expert_layers": "all",
     "factor_init": "spectral",
+    "head_axis": "shared",
 }
 """Fields that earlier versions did not have, with the values that those versions used.
 
@@ -111,6 +112,8 @@ class RunConfig:
         balance: weight of the balance loss, averaged over the gates.
         convert_head: whether the output head gets the structure too.
         head_aligned: whether to align the structures of the attention projections with the heads.
+        head_axis: the axis that is then the head: "shared" by the factors, so that all have weights
+            for every head, or "own", an axis of one factor.
         weight_norm: whether structured layers normalise their factors.
         factor_init: the standard deviation of the fresh factors of structured layers, and the limit
             of their norm: "spectral", sqrt(min(fan_in, fan_out)) / fan_in, or "fan_in",
@@ -193,6 +196,7 @@ class RunConfig:
     balance: float = 0.01
     convert_head: bool = _BY_PRESET
     head_aligned: bool | None = None
+    head_axis: HeadAxis | None = None
     weight_norm: bool = _BY_PRESET
     factor_init: FactorInit = "spectral"
     width: int = _BY_PRESET

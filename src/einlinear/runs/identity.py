@@ -36,6 +36,7 @@ _WITHOUT_EFFECT: tuple[tuple[Callable[[_Values], bool], _Values], ...] = (
         ),
         {"expert_norm": "each", "expert_gain": False},
     ),
+    (lambda run: not run["head_aligned"], {"head_axis": "shared"}),
     # nn.Linear has no factors. Naive ones start alike: only the limit of their norm differs.
     (
         lambda run: (

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote
 from einlinear.layers.scaling import Decay, ExpertNorm, FactorInit, HeadInit, Parametrization
-from einlinear.models.choices import ActivationName, PositionKind
+from einlinear.models.choices import ActivationName, HeadAxis, PositionKind
 from einlinear.runs.presets import OWN_FIELDS, Preset, TaskName, presets_of
 from einlinear.structures.values import one_of, true_or_false, whole_number
 
@@ -67,6 +67,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "vocabulary": get_args(VocabularyName),
     "rule": get_args(CharacterRule),
     "positions": get_args(PositionKind),
+    "head_axis": get_args(HeadAxis),
     "activation": get_args(ActivationName),
     "parametrization": get_args(Parametrization),
     "head_init": get_args(HeadInit),

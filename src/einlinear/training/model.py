@@ -126,6 +126,7 @@ def _make_dense(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
             tied=bool(config.tied),
             bias=bool(config.bias),
             zero_query=bool(config.zero_query),
+            heads_inner=bool(config.head_aligned) and config.head_axis == "own",
             branch_scale=scale,
         )
     if config.task == "regression":
@@ -151,7 +152,8 @@ def _conversion(config: RunConfig, name: str) -> _Conversion | None:
     """What the layers of this name become: experts or one matrix; None to keep nn.Linear."""
     structure: Structure | Heads = parse(config.structure)
     if config.head_aligned and name in _ATTENTION:
-        structure = heads(structure=config.structure)
+        assert config.head_axis is not None, "a GPT has attention heads"
+        structure = heads(structure=config.structure, axis=config.head_axis)
     if not config.num_experts or name not in _EXPERT_LAYERS.get(config.expert_layers, (name,)):
         return None if config.structure == "dense" else structure
     return moe(
