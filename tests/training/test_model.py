@@ -65,6 +65,35 @@ def test_a_naive_model_starts_without_zeros():
     assert all(parameter.any() for parameter in matrices.values())
 
 
+# Of every matrix: 1 in the blocks, 1/sqrt(fan_in) in input layers, heads and gates.
+UNIT = {
+    "MLP, dense": {"task": "cifar", "width": 256},
+    "MLP, low rank": {"task": "cifar", "width": 256, "structure": "low_rank(rank=16)"},
+    "GPT, experts": {"width": 64, "depth": 1, "structure": "btt", "num_experts": 9},
+    "GPT, MoE": {"width": 64, "depth": 1, "experts": "ffn", "num_experts": 9},
+}
+
+
+@pytest.mark.parametrize("settings", UNIT.values(), ids=UNIT)
+def test_a_unit_model_has_unit_weights_in_its_blocks_and_one_rate(settings):
+    config = RunConfig(parametrization="unit", **settings)
+    model = make_model(config, (48, 1000))
+    naive = make_model(replace(config, parametrization="naive"), (48, 1000))
+    sizes = {"input.weight": 48, "head.weight": config.width}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        std, error = parameter.std().item(), 5 / (2 * parameter.numel()) ** 0.5  # five sigma
+        if name.startswith("blocks.") and "gate" not in name:
+            assert std == pytest.approx(1, rel=error), name
+        else:  # inputs of gates are those of the layers that they choose for
+            assert std == pytest.approx(naive.get_parameter(name).std().item(), rel=2 * error)
+            if name in sizes:
+                assert std == pytest.approx(sizes[name] ** -0.5, rel=error)
+    assert {group["lr"] for group in make_optimizer(config, model).param_groups} == {config.lr}
+    assert config.head_init == "usual"
+
+
 def base_of(rows):
     return {row.name: row.base_in for row in rows if row.base_in > 1}
 
@@ -187,6 +216,8 @@ ALIKE = [
     ({"parametrization": "naive"}, {"base_expansion": 4}),
     ({"parametrization": "naive", "weight_decay": 0.1}, {"decay": "standard"}),
     ({"parametrization": "naive", "task": "cifar"}, {"fixed_input": True}),
+    ({"parametrization": "unit"}, {"base_expansion": 4}),
+    ({"parametrization": "unit", "weight_decay": 0.1}, {"decay": "standard"}),
     ({"optimizer": "muon", "task": "cifar", "weight_decay": 0.1}, {"fixed_input": True}),
     ({"experts": "ffn", "num_experts": 3}, {"expert_norm": "together", "expert_gain": True}),
     ({"num_experts": 3, "weight_norm": False}, {"expert_norm": "together"}),
@@ -223,6 +254,7 @@ def test_settings_without_an_effect_are_not_in_the_id(settings, change):
         ({"weight_decay": 0.1, "optimizer": "muon"}, {"decay": "standard"}),
         ({}, {"base_expansion": 4}),
         ({}, {"head_init": "zero"}),
+        ({"parametrization": "naive"}, {"parametrization": "unit"}),
         ({"schedule": "cosine"}, {"final_rate": 0.5}),
         ({"schedule": "wsd"}, {"decay_share": 0.5}),
         ({"num_experts": 3}, {"expert_gain": True}),

@@ -16,16 +16,18 @@ from einlinear.structures.plan import Plan, Step
 
 Optimizer = Literal["adam", "sgd", "muon"]
 ParameterKind = Literal["matrix", "vector", "scalar", "embedding"]
-Parametrization = Literal["naive", "mup"]
+Parametrization = Literal["naive", "mup", "unit"]
 """How a model is initialised, and how its learning rates depend on the width.
 
 naive: every matrix and factor is drawn from N(0, 1 / fan_in), so that outputs have unit variance;
     all parameters share one learning rate.
+unit: as naive, but the matrices and factors of all layers except input layers, heads and the gates
+    of experts are drawn from N(0, 1): the baseline of the paper. Ref: [P24 §4].
 mup: every matrix and factor is drawn with `init_std`; learning rates follow `adam_rate`,
     `sgd_rate` or `muon_rate`.
 
-Vectors and embeddings start the same way in both. Which layers start at zero is a separate choice:
-the coordinate check starts the same ones at zero in both, the landscape only under µP.
+Vectors and embeddings start the same way in all. Which layers start at zero is a separate choice:
+the coordinate check starts the same ones at zero in all, the landscape only under µP.
 """
 
 ExpertNorm = Literal["each", "together"]

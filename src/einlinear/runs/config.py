@@ -137,11 +137,12 @@ class RunConfig:
         batch_size: sequences, samples or images per step, over all devices.
         accumulation: number of parts in which each device computes its share of the batch.
         steps: training steps.
-        parametrization: "mup", or "naive": all parameters share one learning rate, and outputs of
-            all layers start with unit variance.
+        parametrization: "mup"; "naive", all parameters share one learning rate, and outputs of all
+            layers start with unit variance; or "unit", the same with weights of unit variance in
+            the blocks, the baseline of [P24].
         head_init: how the head starts: "zero"; "small", with standard deviation
-            sqrt(base_width) / fan_in; or "usual", 1 / sqrt(fan_in), which is the default under
-            "naive".
+            sqrt(base_width) / fan_in; or "usual", 1 / sqrt(fan_in), which is the default without
+            µP.
         optimizer: adamw, or muon: Muon for matrices, AdamW for embeddings, vectors and the head.
         lr: learning rate at the base width. For muon, the spectral norm of the step of a square
             matrix; AdamW then has half of it, and the default is four times that of
@@ -263,7 +264,7 @@ class RunConfig:
         )
         preset["warmup"] = min(preset["warmup"], steps // 10)  # the rate is reached in short runs
         preset["checkpoint_every"] = max(1, min(1000, steps // 10))
-        if self.parametrization == "naive":
+        if self.parametrization != "mup":
             preset["head_init"] = "usual"
         for name, value in preset.items():
             if getattr(self, name) is None:

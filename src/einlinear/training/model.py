@@ -49,6 +49,7 @@ def make_model(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
         head_init=config.head_init,
         base_width=config.base_width,
         parametrization=config.parametrization,
+        unit="blocks.*",
         use_roles=is_mup,
     )
     apply_init_(model, starts, torch.Generator().manual_seed(config.seed))
