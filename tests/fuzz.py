@@ -256,6 +256,7 @@ LANDSCAPE = {
     "widths": [(8,), (8, 16), [64]],
     "rates": [(-6, -5), (-12, -4)],
     "naive_rates": [None, (-6, -5)],
+    "parametrizations": [("naive", "mup"), ("mup", "naive", "unit"), ("unit",)],
     "seeds": [1, 3],
     "steps": [10],
     "batch": [4],

@@ -147,6 +147,75 @@ def test_mup_that_drifts_more_is_said_to():
     assert "moves more under µP than without: 4" in landscape(valley(bottom)).verdict[-1]
 
 
+THREE = replace(SMALL, parametrizations=("mup", "naive", "unit"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what matplotlib imports
+def test_three_parametrizations_are_compared(tmp_path):
+    pytest.importorskip("matplotlib")
+
+    def bottom(run):
+        shift = {"mup": 0, "naive": 1, "unit": 2}[run.parametrization]
+        return {16: -6, 64: -6 - shift, 256: -6 - shift}[run.width]
+
+    study = make_study(THREE)
+    kinds = [cell.config.parametrization for cell in study.cells]
+    assert list(dict.fromkeys(kinds)) == ["mup", "naive", "unit"]
+    assert [kinds.count(name) for name in THREE.parametrizations] == [2 * 3 * 7 * 2] * 3
+    assert {cell.config.base_width for cell in study.cells[: len(kinds) // 3]} == {16}
+    result = landscape(valley(bottom), THREE)
+    *own, naive, unit = result.verdict
+    assert [words.split(":")[0] for words in own] == ["µP", "naive", "unit"]
+    assert naive == (
+        "Over widths the best rate moves less under µP than without: 0 doublings, 1 doubling."
+    )
+    assert unit == (
+        "Over widths the best rate moves less under µP than with unit weights: 0 doublings, "
+        "2 doublings."
+    )
+    assert {"mup", "naive", "unit"} <= result.as_json().keys()
+    text = result.plot(tmp_path / "three.svg").read_text(encoding="utf-8")
+    for words in ("µP", "naive", "unit"):
+        assert f">{words}<" in text or f"<!-- {words} -->" in text
+    assert [row[0] for row in result.rows()[1:]] == ["µP"] * 6 + ["naive"] * 6 + ["unit"] * 6
+
+
+def test_rates_of_unit_weights_are_their_own_if_given():
+    config = replace(THREE, unit_rates=(-3, -1))
+    assert [len(config.exponents(name)) for name in THREE.parametrizations] == [7, 7, 3]
+    result = landscape(valley(lambda run: -3), config)
+    assert "unit: cannot be told; widen --unit-rates." in result.verdict[2]
+
+
+def test_a_higher_loss_than_with_unit_weights_is_said():
+    def loss(run):
+        return 1.0 + 0.1 * abs(run.rate + 7) - 0.25 * (run.parametrization == "unit")
+
+    assert landscape(loss, THREE).caveat == (
+        "µP is not lower here: each at its best rate, µP has a higher loss than unit in 6 of 6 "
+        "cells, by up to 0.250. Compare where the best rates lie, not the rows."
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what matplotlib imports
+def test_best_rates_with_losses_above_the_axis_are_still_shown(tmp_path):
+    pytest.importorskip("matplotlib")
+
+    def loss(run):
+        return (1.0 if run.parametrization == "mup" else 2.47) + 0.01 * abs(run.rate + 7)
+
+    for height, is_told in ((0.0, True), (1.0, False)):
+        result = landscape(lambda run, less=height: loss(run) - less / 2, SMALL)
+        text = result.plot(tmp_path / "high.svg").read_text(encoding="utf-8")
+        assert ("A triangle is a best rate" in " ".join(text.split())) == is_told
+
+
+def test_without_mup_there_is_nothing_to_compare_it_with():
+    result = landscape(valley(transferring), replace(SMALL, parametrizations=("unit",)))
+    assert len(result.verdict) == 1
+    assert result.caveat == ""
+
+
 def test_seeds_give_the_interval():
     result = landscape(lambda run: 1.0 + 0.1 * abs(run.rate + 7 - 2 * run.seed) + 0.01 * run.rate)
     cell = result.cells[0]
@@ -456,6 +525,10 @@ def test_a_table_with_holes_is_refused():
         ({"rates": (-4, -9)}, r"rates are \[-4, -9\]"),
         ({"rates": (-99, -9)}, "an end of rates is -99"),
         ({"naive_rates": (0, -1)}, r"naive_rates are \[0, -1\]"),
+        ({"unit_rates": (0, -1)}, r"unit_rates are \[0, -1\]"),
+        ({"parametrizations": ()}, r"parametrizations are \[\]"),
+        ({"parametrizations": ("mup", "mup")}, r"parametrizations are \['mup', 'mup'\]"),
+        ({"parametrizations": ("mup", "normal")}, "a parametrization is 'normal'"),
         ({"seeds": 0}, "seeds is 0"),
         ({"steps": 9}, "steps is 9"),
         ({"batch": 0}, "batch is 0"),

@@ -67,15 +67,26 @@ def test_what_makes_other_layers_is_another_structure():
         {"num_experts": 8},
         {"num_experts": 8, "expert_norm": "together"},
         {"num_experts": 8, "expert_gain": True, "optimizer": "muon"},
+        {"factor_init": "fan_in", "optimizer": "muon"},
+        {"head_aligned": True, "head_axis": "own"},
+        {"num_experts": 8, "expert_layers": "vo"},
+        {"num_experts": 8, "expert_layers": "ffn", "expert_gain": True},
     )
     records = [replace(one, config=replace(one.config, **kind)) for kind in kinds]
     data = el.Observations.from_records(records)
     variants = ("", "head-aligned", "without norm", "with head", "muon", "standard decay")
     variants += ("moe 2/8", "moe 2/8 norm together", "moe 2/8 gains muon")
+    variants += (
+        "fan-in factors muon",
+        "head-aligned own axis",
+        "moe 2/8 in V and O",
+        "moe 2/8 in FFNs gains",
+    )
     assert data.structures == tuple(f"btt {variant}".rstrip() for variant in variants)
     assert set(data.more["base_structure"]) == {"btt"}
     assert set(data.more["variant"]) == set(variants)
     alike = [{"decay": "standard"}, {"expert_gain": True, "expert_norm": "together"}]  # no effect
+    alike += [{"expert_layers": "vo"}, {"head_axis": "own"}]
     records = [replace(one, config=replace(one.config, **kind)) for kind in alike]
     assert el.Observations.from_records(records).structures == ("btt",)
     sizes = [replace(one, config=replace(one.config, depth=d, lr=r)) for d, r in ((1, 0.1), (2, 1))]

@@ -1,4 +1,5 @@
 import copy
+import functools
 import io
 import math
 import pickle
@@ -13,6 +14,7 @@ import einlinear as el
 from cases import STRUCTURES, WIDTHS
 from einlinear import EinlinearError, EinsumLinear
 from einlinear.layers.scaling import init_std
+from einlinear.models.mup.groups import scaling_table
 
 ALL = [(name, *widths) for name in STRUCTURES for widths in WIDTHS]
 
@@ -99,6 +101,53 @@ def test_initial_weights_have_the_planned_deviation(name):
         # The deviation of n normal numbers is off by 1 / sqrt(2 n) at one sigma; five are allowed.
         assert abs(weight.std().item() / std - 1) < 5 / math.sqrt(2 * weight.numel()) + 1e-12
     assert layer.bias.abs().max() == 0
+
+
+# Deviations, spectral and by fan-in: of a factor from 256 to 8 and one back, and from 256 to 64.
+BY_FAN_IN = [
+    ("low_rank(rank=8)", 256, {"A": (math.sqrt(8) / 256, 1 / 16), "B": (1 / math.sqrt(8),) * 2}),
+    ("dense()", 64, {"A": (1 / 32, 1 / 16)}),
+]
+
+
+@pytest.mark.parametrize(("structure", "d_out", "stds"), BY_FAN_IN)
+@pytest.mark.parametrize("num_experts", [0, 64])
+def test_factors_that_narrow_start_larger_by_their_fan_in(structure, d_out, stds, num_experts):
+    """Rates are those of the same fan-in and fan-out."""
+    found = {}
+    for place, kind in enumerate(("spectral", "fan_in")):
+        torch.manual_seed(0)
+        own = {"structure": structure, "factor_init": kind}
+        make_layer = functools.partial(el.MoELinear, num_experts=num_experts)
+        layer = (make_layer if num_experts else EinsumLinear)(256, d_out, **own)
+        found[kind] = [row.rate for row in scaling_table(layer, 1.0, base_width=64)]
+        for name, pair in stds.items():
+            weight = layer.get_parameter(name)
+            assert layer.param_scaling()[name].init_std == pytest.approx(pair[place], rel=1e-12)
+            # As above, five sigma.
+            error = 5 / math.sqrt(2 * weight.numel())
+            assert weight.std().item() == pytest.approx(pair[place], rel=error)
+    assert found["spectral"] == found["fan_in"]
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_the_norm_has_the_deviation_of_the_start_as_its_limit(is_trained):
+    layer = make(structure="low_rank(rank=8)", d_in=256, d_out=256, factor_init="fan_in")
+    with torch.no_grad():
+        layer.A.mul_(3)  # far above 1/16
+        layer.B.mul_(0.5)
+    x = torch.randn(5, 256, dtype=torch.float64)
+    a = layer.A.detach().reshape(256, 8) * (1 / 16) / layer.A.detach().square().mean().sqrt()
+    wanted = x @ a @ layer.B.detach().reshape(8, 256)
+    with torch.set_grad_enabled(is_trained):
+        torch.testing.assert_close(layer(x).detach(), wanted, atol=1e-10, rtol=0)
+    assert layer.factors()[0].square().mean().sqrt().item() == pytest.approx(1 / 16)
+    assert "factor_init='fan_in'" in repr(layer)
+    for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert again.factor_init == "fan_in"
+        assert torch.equal(again(x), layer(x))
+        again.reset_parameters()
+        assert again.A.std().item() == pytest.approx(1 / 16, rel=5 / math.sqrt(2 * 2048))
 
 
 def test_scaling_is_declared():
@@ -364,6 +413,8 @@ def test_bad_arguments():
         EinsumLinear(0, 64, structure="btt")
     with pytest.raises(EinlinearError, match="a structure is given as 7"):
         EinsumLinear(64, 64, structure=7)
+    with pytest.raises(EinlinearError, match="factor_init is 'fan_out'"):
+        EinsumLinear(64, 64, structure="btt", factor_init="fan_out")
 
 
 def test_nothing_in_forward_waits_for_a_value():

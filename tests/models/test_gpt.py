@@ -64,6 +64,27 @@ def test_the_model_is_what_its_formulas_say(positions, tied):
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
+def test_heads_that_are_innermost_are_the_same_in_another_order(positions):
+    """Feature d of head h is row 4 d + h instead of 8 h + d."""
+    options = {"context": 12, "width": 32, "depth": 2, "num_heads": 4, "positions": positions}
+    plain, inner = (el.GPT(11, heads_inner=flag, **options).double() for flag in (False, True))
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.normal_()
+    rows = [8 * h + d for d in range(8) for h in range(4)]
+    state = plain.state_dict()
+    for name, weight in state.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            state[name] = weight[rows]
+        elif name.endswith("o_proj.weight"):
+            state[name] = weight[:, rows]
+    inner.load_state_dict(state)
+    tokens = torch.randint(0, 11, (2, 12))
+    torch.testing.assert_close(inner(tokens), plain(tokens), atol=1e-10, rtol=0)
+    assert "heads_inner=True" in repr(inner)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
 def test_no_token_sees_later_ones(positions):
     model = drawn(small(positions, dtype=torch.float64))
     text = tokens()

@@ -51,6 +51,9 @@ def test_the_id_knows_every_field_that_counts(config):
         "rule": "fold",
         "experts": None,  # only with others
         "expert_norm": "each" if config.expert_norm == "together" else "together",
+        "expert_layers": "vo" if config.task in ("text", "pixels") else None,
+        "factor_init": "fan_in",
+        "head_axis": None,
         "structure": "low_rank",
         "positions": "rotary",
         "activation": "gelu",
@@ -72,6 +75,7 @@ def test_the_id_knows_every_field_that_counts(config):
         "ema": 0.5,
         "accumulation": 2,
     }
+    skipped = ("head_aligned", "head_axis", "keep_state")  # only with others
     for field in fields(config):
         value = getattr(config, field.name)
         if value is None and field.name != "data":
@@ -84,7 +88,7 @@ def test_the_id_knows_every_field_that_counts(config):
             other = 4
         else:
             other = value - 8 if field.name == "seed" and value > 8 else value + 8
-        if other is None or other == value or field.name in ("head_aligned", "keep_state"):
+        if other is None or other == value or field.name in skipped:
             continue
         changed = replace(config, **{field.name: other})
         assert (changed.id == config.id) == (field.name in NOT_IN_ID), field.name
@@ -187,6 +191,17 @@ def test_experts_are_in_the_id():
     assert RunConfig(num_experts=4).id != RunConfig(num_experts=4, experts="ffn").id
 
 
+def test_the_settings_of_ablations_leave_earlier_ids_and_files_as_they_were():
+    """The id was written by the version before expert_layers, factor_init and head_axis."""
+    config = RunConfig(structure="btt", num_experts=4)
+    assert config.id == "961a73256d44108c"
+    assert not {"expert_layers", "factor_init", "head_axis"} & config.as_dict().keys()
+    assert RunConfig(task="cifar", num_experts=4).expert_layers == "all"
+    more = {"head_aligned": True, "head_axis": "own"}
+    other = replace(config, expert_layers="ffn", factor_init="fan_in", **more)
+    assert RunConfig.from_dict(other.as_dict()) == other
+
+
 def test_presets():
     small, paper = RunConfig(), RunConfig(preset="paper")
     assert (small.positions, small.head_size, small.embedding_std) == ("alibi", 16, 1.0)
@@ -253,6 +268,12 @@ def test_the_warm_up_of_short_runs():
         ({"experts": "ffn"}, ['experts is "ffn"', "num_experts 0"]),
         ({"experts": "ffn", "num_experts": 4, "structure": "btt"}, ["structure 'btt'", "dense"]),
         ({"experts": "ffn", "num_experts": 4, "task": "cifar"}, ["task cifar", "pixels"]),
+        ({"num_experts": 4, "expert_layers": "v"}, ["expert_layers is 'v'", "'vo'"]),
+        (
+            {"num_experts": 4, "task": "cifar", "expert_layers": "vo"},
+            ['expert_layers is "vo", and the task is cifar', "text and pixels", '"all"'],
+        ),
+        ({"task": "regression", "expert_layers": "ffn"}, ['expert_layers is "ffn"', "regression"]),
         ({"tied": True, "convert_head": True, "structure": "btt"}, ["the head is tied"]),
         ({"compile": 1}, ["compile is 1"]),
         ({"data": ""}, ["data is ''"]),
@@ -265,6 +286,9 @@ def test_the_warm_up_of_short_runs():
         ({"fixed_input": True}, ["fixed_input is True", "regression and cifar"]),
         ({"head_init": "zeros"}, ["head_init is 'zeros'", "'zero'"]),
         ({"decay": "none"}, ["decay is 'none'", "independent"]),
+        ({"head_axis": "other"}, ["head_axis is 'other'", "shared"]),
+        ({"task": "cifar", "head_axis": "own"}, ["head_axis is 'own'", "text and pixels"]),
+        ({"factor_init": "fan-in"}, ["factor_init is 'fan-in'", "'fan_in'"]),
     ],
 )
 def test_bad_values(settings, words):

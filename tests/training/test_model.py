@@ -5,17 +5,23 @@ from dataclasses import replace
 import pytest
 import torch
 
+from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.moe.layers import MoELinear
 from einlinear.models.mup.groups import scaling_table
 from einlinear.models.mup.init import init_
 from einlinear.runs.config import RunConfig
 from einlinear.runs.schedule import rate_multiplier
+from einlinear.training.load import load_writer
 from einlinear.training.model import _allocate_, base_inputs, make_model, make_shape
 from einlinear.training.state import make_optimizer
+from einlinear.training.train import train
+from kit.runs import tiny
 
 GPT = {"width": 32, "depth": 2, "head_size": 16}
 CONFIGS = {
     "dense": GPT,
     "structured": GPT | {"structure": "btt", "convert_head": True, "head_aligned": True},
+    "own axis": GPT | {"structure": "btt", "head_aligned": True, "head_axis": "own"},
     "tied": GPT | {"tied": True, "positions": "learned"},
     "experts": GPT | {"structure": "low_rank", "num_experts": 3},
     "MoE": GPT | {"experts": "ffn", "num_experts": 3},
@@ -57,6 +63,35 @@ def test_a_naive_model_starts_without_zeros():
     model = make_model(RunConfig(parametrization="naive", **CONFIGS["MoE"]), (96, 64))
     matrices = {name: p for name, p in model.named_parameters() if p.dim() > 1}
     assert all(parameter.any() for parameter in matrices.values())
+
+
+# Of every matrix: 1 in the blocks, 1/sqrt(fan_in) in input layers, heads and gates.
+UNIT = {
+    "MLP, dense": {"task": "cifar", "width": 256},
+    "MLP, low rank": {"task": "cifar", "width": 256, "structure": "low_rank(rank=16)"},
+    "GPT, experts": {"width": 64, "depth": 1, "structure": "btt", "num_experts": 9},
+    "GPT, MoE": {"width": 64, "depth": 1, "experts": "ffn", "num_experts": 9},
+}
+
+
+@pytest.mark.parametrize("settings", UNIT.values(), ids=UNIT)
+def test_a_unit_model_has_unit_weights_in_its_blocks_and_one_rate(settings):
+    config = RunConfig(parametrization="unit", **settings)
+    model = make_model(config, (48, 1000))
+    naive = make_model(replace(config, parametrization="naive"), (48, 1000))
+    sizes = {"input.weight": 48, "head.weight": config.width}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        std, error = parameter.std().item(), 5 / (2 * parameter.numel()) ** 0.5  # five sigma
+        if name.startswith("blocks.") and "gate" not in name:
+            assert std == pytest.approx(1, rel=error), name
+        else:  # inputs of gates are those of the layers that they choose for
+            assert std == pytest.approx(naive.get_parameter(name).std().item(), rel=2 * error)
+            if name in sizes:
+                assert std == pytest.approx(sizes[name] ** -0.5, rel=error)
+    assert {group["lr"] for group in make_optimizer(config, model).param_groups} == {config.lr}
+    assert config.head_init == "usual"
 
 
 def base_of(rows):
@@ -112,11 +147,67 @@ def test_how_the_head_of_a_run_starts(parametrization):
     assert float(heads["usual"].std()) == pytest.approx(1 / 16, rel=0.007)
 
 
+ATTENTION = {f"attention.{name}_proj" for name in "qkvo"}
+MIXED = {
+    "all": {*ATTENTION, "mlp.up", "mlp.down"},
+    "vo": {"attention.v_proj", "attention.o_proj"},
+    "ffn": {"mlp.up", "mlp.down"},
+}
+
+
+@pytest.mark.parametrize(
+    ("structure", "is_aligned"), [("dense", False), ("btt", False), ("btt", True)]
+)
+@pytest.mark.parametrize("layers", MIXED)
+def test_which_layers_have_experts(layers, structure, is_aligned):
+    own = GPT | {"structure": structure, "head_aligned": is_aligned, "convert_head": True}
+    config = RunConfig(num_experts=3, expert_layers=layers, expert_gain=True, **own)
+    model = make_shape(config, (96, 64))
+    alone = make_shape(replace(config, num_experts=0), (96, 64))
+    for name in ATTENTION | MIXED["ffn"]:
+        layer, plain = (m.get_submodule(f"blocks.1.{name}") for m in (model, alone))
+        assert isinstance(layer, MoELinear) == (name in MIXED[layers]), name
+        if name not in MIXED[layers]:
+            assert repr(layer) == repr(plain)  # the class, structure and norm without experts
+        elif structure != "dense":
+            assert layer.structure == plain.structure  # aligned with heads, if asked
+    assert isinstance(model.head, MoELinear) == (layers == "all")
+    assert repr(model.head) == repr(alone.head) or layers == "all"
+
+
+def test_a_run_with_factors_by_fan_in_is_capped_at_that_deviation(tmp_path):
+    """16 features to rank 2: 1/4 instead of sqrt(2)/16; the widening factor has 1/sqrt(2)."""
+    config = tiny(structure="low_rank(rank=2)", factor_init="fan_in", lr=1.0, save_model=True)
+    train(config, tmp_path)
+    layers = [
+        module
+        for module in load_writer(tmp_path).model.modules()
+        if isinstance(module, EinsumLinear) and module.in_features == 16
+    ]
+    assert len(layers) == 5  # queries, keys, values, output, up
+    raw, used = (
+        [[f.square().mean().sqrt().item() for f in factors] for factors in both]
+        for both in ([(m.A, m.B) for m in layers], [m.factors() for m in layers])
+    )
+    assert min(a for a, _ in raw) > 0.25  # so that the norm has something to do
+    assert [a for a, _ in used] == pytest.approx([0.25] * 5)
+    assert [b for _, b in used] == pytest.approx([min(b, 0.5**0.5) for _, b in raw])
+
+
 ALIKE = [
     ({}, {"num_active": 1}),
     ({}, {"balance": 0.5}),
     ({}, {"expert_norm": "together"}),
     ({}, {"expert_gain": True}),
+    ({"structure": "btt"}, {"expert_layers": "vo"}),
+    ({}, {"factor_init": "fan_in"}),
+    ({"structure": "btt"}, {"head_axis": "own"}),
+    ({"experts": "ffn", "num_experts": 3}, {"factor_init": "fan_in"}),
+    (
+        {"parametrization": "naive", "structure": "low_rank", "weight_norm": False},
+        {"factor_init": "fan_in"},
+    ),
+    ({"experts": "ffn", "num_experts": 3}, {"expert_layers": "vo"}),
     ({}, {"num_heads": 2, "head_size": None}),
     ({}, {"decay": "standard"}),
     ({}, {"final_rate": 0.5}),
@@ -125,6 +216,8 @@ ALIKE = [
     ({"parametrization": "naive"}, {"base_expansion": 4}),
     ({"parametrization": "naive", "weight_decay": 0.1}, {"decay": "standard"}),
     ({"parametrization": "naive", "task": "cifar"}, {"fixed_input": True}),
+    ({"parametrization": "unit"}, {"base_expansion": 4}),
+    ({"parametrization": "unit", "weight_decay": 0.1}, {"decay": "standard"}),
     ({"optimizer": "muon", "task": "cifar", "weight_decay": 0.1}, {"fixed_input": True}),
     ({"experts": "ffn", "num_experts": 3}, {"expert_norm": "together", "expert_gain": True}),
     ({"num_experts": 3, "weight_norm": False}, {"expert_norm": "together"}),
@@ -161,9 +254,14 @@ def test_settings_without_an_effect_are_not_in_the_id(settings, change):
         ({"weight_decay": 0.1, "optimizer": "muon"}, {"decay": "standard"}),
         ({}, {"base_expansion": 4}),
         ({}, {"head_init": "zero"}),
+        ({"parametrization": "naive"}, {"parametrization": "unit"}),
         ({"schedule": "cosine"}, {"final_rate": 0.5}),
         ({"schedule": "wsd"}, {"decay_share": 0.5}),
         ({"num_experts": 3}, {"expert_gain": True}),
+        ({"num_experts": 3}, {"expert_layers": "vo"}),
+        ({"structure": "low_rank"}, {"factor_init": "fan_in"}),
+        ({"structure": "btt", "head_aligned": True}, {"head_axis": "own"}),
+        ({"num_experts": 3, "structure": "low_rank"}, {"factor_init": "fan_in"}),
     ],
     ids=str,
 )

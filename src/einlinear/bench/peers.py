@@ -204,7 +204,7 @@ def all_experts(layer: MoELinear, x_td: Tensor) -> Tensor:
     weights_te = weights_te.scatter(-1, experts_tk, weights_tk).to(x_td.dtype)
     factors: list[Tensor] = [getattr(layer, step.factor) for step in plan.steps]
     if layer.weight_norm:
-        scaling = factor_scaling(plan)
+        scaling = factor_scaling(plan, layer.factor_init)
         factors = normalised_experts(factors, [scaling[s.factor].init_std for s in plan.steps])
     z = padded(x_td, plan.d_in_padded).reshape(-1, *plan.x_shape)
     for number, (step, factor) in enumerate(zip(plan.steps[:-1], factors, strict=False)):

@@ -17,8 +17,7 @@ from einlinear.structures.text import parse
 from einlinear.structures.values import one_of, whole_number
 from einlinear.sweeps.study import Study
 
-PARAMETRIZATIONS: tuple[Parametrization, ...] = get_args(Parametrization)
-
+_OWN_RATES = {"naive": "naive_rates", "unit": "unit_rates"}
 _EXPONENTS = (-40, 10)
 _MOST_VALUES = 1_000  # of structures or widths
 _MOST_RUNS = 100_000  # as in any study
@@ -33,6 +32,9 @@ class LandscapeConfig:
         widths: widths of the hidden layers; the smallest is the base width of µP.
         rates: lowest and highest learning rate, as powers of two; tries all powers in between.
         naive_rates: the same for the naive runs; by default the same rates.
+        unit_rates: the same for the runs with unit weights; by default the same rates.
+        parametrizations: what to compare, in this order: naive; mup; unit, the baseline of the
+            paper, naive with weights of unit variance in the inner layers.
         seeds: number of runs of each setting.
         steps: training steps.
         batch: images per step.
@@ -54,6 +56,8 @@ class LandscapeConfig:
     widths: tuple[int, ...] = (64, 128, 256, 512, 1024)
     rates: tuple[int, int] = (-12, -4)
     naive_rates: tuple[int, int] | None = None
+    unit_rates: tuple[int, int] | None = None
+    parametrizations: tuple[Parametrization, ...] = ("naive", "mup")
     seeds: int = 3
     steps: int = 200
     batch: int = 128
@@ -64,7 +68,12 @@ class LandscapeConfig:
     device: Device = "cpu"
 
     def __post_init__(self) -> None:
-        for name, example in (("structures", "dense and btt"), ("widths", "64 and 256")):
+        lists = {
+            "structures": "dense and btt",
+            "widths": "64 and 256",
+            "parametrizations": "naive and mup",
+        }
+        for name, example in lists.items():
             values = getattr(self, name)
             is_list = isinstance(values, tuple | list) and 0 < len(values) <= _MOST_VALUES
             if not is_list or len(set(map(quote, values))) < len(values):
@@ -73,19 +82,21 @@ class LandscapeConfig:
                     rule=f"a landscape has one or more {name}, each once",
                     fix=f"give {name} such as {example}, or leave them out",
                 )
+        for parametrization in self.parametrizations:
+            one_of(parametrization, "a parametrization", get_args(Parametrization))
         _check_structures(self.structures, self.widths, is_linear=not self.weight_norm)
         lowest = {"seeds": 1, "steps": 10, "batch": 1, "pool": 1}
         for name, low in lowest.items():
             whole_number(getattr(self, name), name, low)
-        for name in ("rates", "naive_rates"):
+        for name in ("rates", *_OWN_RATES.values()):
             _check_rates(name, getattr(self, name))
         runs: int = len(self.structures) * len(self.widths) * self.seeds
-        runs *= sum(len(self.exponents(name)) for name in PARAMETRIZATIONS)
+        runs *= sum(len(self.exponents(name)) for name in self.parametrizations)
         if runs > _MOST_RUNS:
             raise EinlinearError(
                 what=f"the landscape has {runs:,} runs",
                 rule=f"a landscape has at most {_MOST_RUNS:,} runs: structures x widths x rates x "
-                "seeds, naive and with µP",
+                "seeds, for each parametrization",
                 fix="give fewer seeds, rates, widths or structures",
             )
         one_of(self.activation, "activation", get_args(ActivationName))
@@ -94,9 +105,13 @@ class LandscapeConfig:
 
     def exponents(self, parametrization: Parametrization) -> range:
         """The learning rates of a parametrization, as powers of two, lowest first."""
-        is_own = parametrization == "naive" and self.naive_rates is not None
-        low, high = self.naive_rates if is_own and self.naive_rates else self.rates
+        low, high = getattr(self, self.rates_name(parametrization))
         return range(low, high + 1)
+
+    def rates_name(self, parametrization: Parametrization) -> str:
+        """The setting that has the rates of a parametrization: its own, if given, or rates."""
+        own = _OWN_RATES.get(parametrization, "rates")
+        return "rates" if getattr(self, own) is None else own
 
 
 def _check_structures(structures: Sequence[str], widths: Sequence[int], *, is_linear: bool) -> None:
@@ -125,7 +140,7 @@ def _listed(values: object) -> str:
 
 
 def _check_rates(name: str, rates: tuple[int, int] | None) -> None:
-    if rates is None and name == "naive_rates":
+    if rates is None and name in _OWN_RATES.values():
         return
     if isinstance(rates, tuple | list) and len(rates) == 2:
         low, high = (whole_number(end, f"an end of {name}", *_EXPONENTS) for end in rates)
@@ -139,7 +154,7 @@ def _check_rates(name: str, rates: tuple[int, int] | None) -> None:
 
 
 def make_study(config: LandscapeConfig, data: str | Path | None = None) -> Study:
-    """All runs of a landscape as a Study: naive and µP, widths from narrow to wide.
+    """All runs of a landscape as a Study: by parametrization, widths from narrow to wide.
 
     Runs that landscapes of other settings share have the same ids, so they are trained once.
     """
@@ -173,7 +188,7 @@ def make_study(config: LandscapeConfig, data: str | Path | None = None) -> Study
             "lr": [2.0**rate for rate in config.exponents(parametrization)],
             "seed": range(config.seeds),
         }
-        for parametrization in PARAMETRIZATIONS
+        | ({"base_width": min(config.widths)} if parametrization == "mup" else {})
+        for parametrization in config.parametrizations
     ]
-    grids[PARAMETRIZATIONS.index("mup")]["base_width"] = min(config.widths)
     return Study("landscape", base, tuple(grids))

@@ -107,9 +107,13 @@ def _draw(axes: Any, panel: LandscapePanel, limits: tuple[float, float]) -> None
         axes.plot(line.rates, shown(line.means), color=color, linewidth=1.5, zorder=3)
     for line, color in zip(panel.lines, _colors(len(panel.lines)), strict=True):
         if line.best is not None:
-            point = line.best, line.means[line.rates.index(line.best)]
+            loss = line.means[line.rates.index(line.best)]
+            is_above = loss > high
+            point = line.best, high - 0.035 * (high - low) if is_above else loss
             style: Any = {"markerfacecolor": color, "markeredgecolor": "white", "markersize": 6.5}
-            axes.plot(*point, marker="o", markeredgewidth=0.9, zorder=4, **style)
+            axes.plot(
+                *point, marker="^" if is_above else "o", markeredgewidth=0.9, zorder=4, **style
+            )
     axes.set_ylim(low, high)
     rates = panel.lines[0].rates
     axes.set_xlim(rates[0] - 0.35, rates[-1] + 0.35)

@@ -11,7 +11,7 @@ from typing import get_args
 
 from einlinear.errors import EinlinearError
 from einlinear.landscapes.cells import Edge, LandscapeCell
-from einlinear.landscapes.config import PARAMETRIZATIONS, LandscapeConfig
+from einlinear.landscapes.config import LandscapeConfig
 from einlinear.landscapes.plot import LandscapePanel, Line, draw_landscape
 from einlinear.landscapes.transfer import (
     Drift,
@@ -27,14 +27,15 @@ from einlinear.show.symbols import printable
 from einlinear.show.tables import text_table
 from einlinear.sweeps.study import Study
 
-_TITLES = {"naive": "naive", "mup": "µP"}
+_TITLES = {"naive": "naive", "mup": "µP", "unit": "unit"}
+_WITHOUT = {"naive": "without", "unit": "with unit weights"}
 _OPTIMIZERS = {"adamw": "Adam", "muon": "Muon"}
 _DIVERGED = 1.1  # times the loss at the start
 
 
 @dataclass(frozen=True, slots=True)
 class Landscape:
-    """The result of `landscape`: a cell for every structure and width, naive and µP; print it."""
+    """The result of `landscape`: a cell for each parametrization, structure and width; print it."""
 
     config: LandscapeConfig
     cells: tuple[LandscapeCell, ...]
@@ -69,23 +70,22 @@ class Landscape:
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """The verdict in words: a line for each parametrization, and one that compares them."""
-        return (*(_verdict(self, name) for name in PARAMETRIZATIONS), _compared(self))
+        """The verdict in words: a line for each parametrization, and for µP against each other."""
+        own = (_verdict(self, name) for name in self.config.parametrizations)
+        return (*own, *(_compared(self, name) for name in self._others))
+
+    @property
+    def _others(self) -> tuple[Parametrization, ...]:
+        """What µP is compared with; nothing if it was not run."""
+        names = self.config.parametrizations
+        return tuple(name for name in names if name != "mup") if "mup" in names else ()
 
     @property
     def caveat(self) -> str:
         """The cells in which µP has the higher loss, each at its best rate; "" if none."""
-        naive, mup = ([c.best_loss for c in self.cells_of(name)] for name in PARAMETRIZATIONS)
-        gaps = [ours - theirs for ours, theirs in zip(mup, naive, strict=True)]
-        higher = [gap for gap in gaps if gap > 0]
-        if not higher:
-            return ""
-        most = f"by up to {max(higher):.3f}" if max(higher) < inf else "or diverges at every rate"
-        start = "µP is not lower here: each" if 2 * len(higher) > len(gaps) else "Each"
-        return (
-            f"{start} at its best rate, µP has the higher loss in {len(higher)} of {len(gaps)} "
-            f"cells, {most}. Compare where the best rates lie, not the rows."
-        )
+        found = list(filter(None, (_caveat(self, name) for name in self._others)))
+        end = "Compare where the best rates lie, not the rows."
+        return " ".join([*found, end]) if found else ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class Landscape:
                 "transfer": _plain(self.transfer(name)),
                 "answer": self.answer(name),
             }
-            for name in PARAMETRIZATIONS
+            for name in self.config.parametrizations
         }
         return {
             "config": asdict(self.config),
@@ -125,7 +125,7 @@ class Landscape:
     def plot(self, path: str | Path) -> Path:
         """Plot loss against rate, with a column for every structure; .svg, .png or .pdf."""
         panels = []
-        for name in PARAMETRIZATIONS:
+        for name in self.config.parametrizations:
             cells = self.cells_of(name)
             for structure in self.config.structures:
                 lines = tuple(_line(cell) for cell in cells if cell.structure == structure)
@@ -134,19 +134,24 @@ class Landscape:
         seeds = f"mean and range of {c.seeds} seeds" if c.seeds > 1 else "one seed"
         small = f"{self.data}, {c.steps} steps of {c.batch}, {_OPTIMIZERS[c.optimizer]}, "
         small += f"{c.activation}, {seeds}. "
-        small += f"Under µP the rate is that of a dense model of width {min(c.widths)}, "
-        small += "from which those of all factors follow."
+        if "mup" in c.parametrizations:
+            small += f"Under µP the rate is that of a dense model of width {min(c.widths)}, "
+            small += "from which those of all factors follow. "
+        if "unit" in c.parametrizations:
+            small += "Unit is naive with weights of unit variance in the inner layers. "
+        ceiling = 1.06 * self.start_loss
+        if any(ceiling < cell.best_loss < inf for cell in self.cells):
+            small += "A triangle is a best rate whose loss is above the axis."
+        small = small.rstrip()
         open_: dict[str, list[str]] = {}
-        for name in PARAMETRIZATIONS:
+        for name in c.parametrizations:
             if self.answer(name) == "cannot be told":
                 open_.setdefault(_why(self.cells_of(name)), []).append(_TITLES[name])
         for why, names in open_.items():
             small += f"\nWhether rates transfer cannot be told ({' and '.join(names)}): {why}."
         small += f"\n{self.caveat}" if self.caveat else ""
         titles = "Which learning rate is best, by width and structure", small
-        return draw_landscape(
-            panels, ceiling=1.06 * self.start_loss, titles=titles, path=Path(path)
-        )
+        return draw_landscape(panels, ceiling=ceiling, titles=titles, path=Path(path))
 
 
 def make_landscape(
@@ -164,7 +169,7 @@ def make_landscape(
         )
     found = (known[cell.config.id] for cell in study.cells)
     cells = []
-    for parametrization in PARAMETRIZATIONS:
+    for parametrization in config.parametrizations:
         rates = tuple(config.exponents(parametrization))
         for structure, width in product(config.structures, sorted(config.widths)):
             runs = [[next(found) for _ in range(config.seeds)] for _ in rates]
@@ -173,8 +178,11 @@ def make_landscape(
             cells.append(
                 LandscapeCell(parametrization, structure, width, rates, losses, accuracies)
             )
-    mup = [known[cell.config.id] for cell in study.cells if cell.config.parametrization == "mup"]
-    return Landscape(config, tuple(cells), max(map(_start_loss, mup)), data)
+    # Outputs of a model with unit weights are large, and so is its loss at the start.
+    first = min(config.parametrizations, key=["mup", "naive", "unit"].index)
+    runs_of_first = [c.config.id for c in study.cells if c.config.parametrization == first]
+    start_loss = max(_start_loss(known[run]) for run in runs_of_first)
+    return Landscape(config, tuple(cells), start_loss, data)
 
 
 def _start_loss(record: RunRecord) -> float:
@@ -255,8 +263,7 @@ def _cells(count: int) -> str:
 
 def _flag(result: Landscape, name: Parametrization) -> str:
     """The option that sets the rates of a parametrization."""
-    is_own = name == "naive" and result.config.naive_rates is not None
-    return "--naive-rates" if is_own else "--rates"
+    return "--" + result.config.rates_name(name).replace("_", "-")
 
 
 def _ends(cells: Sequence[LandscapeCell]) -> str:
@@ -274,24 +281,37 @@ def _ends(cells: Sequence[LandscapeCell]) -> str:
     return f"{', '.join(parts)}: better ones may lie beyond." if parts else ""
 
 
-def _compared(result: Landscape) -> str:
-    """Whether the best rate moves less with µP, if that is known."""
-    unknown = "Whether the best rate moves less under µP than without cannot be told."
-    drifts = [result.drift_over_widths(name) for name in PARAMETRIZATIONS]
+def _compared(result: Landscape, name: Parametrization) -> str:
+    """Whether the best rate moves less with µP than with another parametrization, if known."""
+    without = _WITHOUT[name]
+    unknown = f"Whether the best rate moves less under µP than {without} cannot be told."
+    pair: tuple[Parametrization, ...] = (name, "mup")
+    drifts = [result.drift_over_widths(each) for each in pair]
     known = [drift.doublings for drift in drifts if drift is not None]
     if len(known) < len(drifts):
         return unknown
-    naive, mup = known
-    naive_open, mup_open = (
-        any(cell.is_open for cell in result.cells_of(name)) for name in PARAMETRIZATIONS
-    )
-    if (mup <= naive and mup_open) or (mup >= naive and naive_open):
+    other, mup = known
+    other_open, mup_open = (any(cell.is_open for cell in result.cells_of(each)) for each in pair)
+    if (mup <= other and mup_open) or (mup >= other and other_open):
         return unknown
-    word = "less" if mup < naive else "as much" if mup == naive else "more"
-    than = "as" if mup == naive else "than"
-    compared = f"Over widths the best rate moves {word} under µP {than} without"
-    ours, theirs = ("at least " * is_open for is_open in (mup_open, naive_open))
-    return f"{compared}: {ours}{_doublings(mup)}, {theirs}{_doublings(naive)}."
+    word = "less" if mup < other else "as much" if mup == other else "more"
+    than = "as" if mup == other else "than"
+    compared = f"Over widths the best rate moves {word} under µP {than} {without}"
+    ours, theirs = ("at least " * is_open for is_open in (mup_open, other_open))
+    return f"{compared}: {ours}{_doublings(mup)}, {theirs}{_doublings(other)}."
+
+
+def _caveat(result: Landscape, name: Parametrization) -> str:
+    """In how many cells µP has a higher loss than another parametrization; "" if in none."""
+    other, mup = ([c.best_loss for c in result.cells_of(each)] for each in (name, "mup"))
+    gaps = [ours - theirs for ours, theirs in zip(mup, other, strict=True)]
+    higher = [gap for gap in gaps if gap > 0]
+    if not higher:
+        return ""
+    most = f"by up to {max(higher):.3f}" if max(higher) < inf else "or diverges at every rate"
+    start = "µP is not lower here: each" if 2 * len(higher) > len(gaps) else "Each"
+    loss = "the higher loss" if name == "naive" else f"a higher loss than {_TITLES[name]}"
+    return f"{start} at its best rate, µP has {loss} in {len(higher)} of {len(gaps)} cells, {most}."
 
 
 def _doublings(count: int) -> str:

@@ -23,14 +23,16 @@ Objects = NDArray[np.object_]
 Compute = Literal["flops", "linear_flops", "seconds", "params", "units", "macs", "linear_macs"]
 """FLOPs count training: 6 per multiply-add of the forward pass, which is what `macs` counts."""
 _MOST = 50_000_000
+_EXPERT_LAYERS = {"all": [], "vo": ["in V and O"], "ffn": ["in FFNs"]}
 _COLUMNS = ("run", "compute", "loss", "structure", "seed", "group", "size")
 
 
 class StructureLabel(NamedTuple):
     """A structure, as its first record spells it, and what else sets its runs apart.
 
-    variant: experts with their norm and gains, head alignment, a converted head, no weight norm,
-        Muon, standard decay; "" for plain layers that AdamW trains.
+    variant: experts with their layers, norm and gains, head alignment, a converted head, no weight
+        norm, factors that start by their fan-in, Muon, standard decay; "" for plain layers that
+        AdamW trains.
     """
 
     structure: str
@@ -348,13 +350,18 @@ def structure_label(config: RunConfig, spelling: dict[str, str]) -> StructureLab
         kind = "ffn-moe" if config.experts == "ffn" else "moe"
         variant.append(f"{kind} {config.num_active}/{config.num_experts}")
         if config.experts == "linear":
+            variant += _EXPERT_LAYERS[config.expert_layers]
             is_together = config.weight_norm and config.expert_norm == "together"
             variant += ["norm together"] if is_together else []
             variant += ["gains"] if config.expert_gain else []
     if name != "dense" or variant:
         variant += ["head-aligned"] if config.head_aligned else []
+        variant += ["own axis"] if config.head_aligned and config.head_axis == "own" else []
         variant += ["with head"] if config.convert_head else []
         variant += [] if config.weight_norm else ["without norm"]
+        has_factors = config.structure != "dense" or config.experts == "linear"
+        is_wide = has_factors and config.factor_init == "fan_in"
+        variant += ["fan-in factors"] if is_wide else []
     variant += ["muon"] if config.optimizer == "muon" else []
     has_decay = config.weight_decay > 0 and config.parametrization == "mup"
     variant += ["standard decay"] if has_decay and config.decay == "standard" else []

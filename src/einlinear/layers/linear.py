@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,12 @@ from einlinear.layers.engine import compiled
 from einlinear.layers.machine import room_for
 from einlinear.layers.norm import normalised
 from einlinear.layers.reference import dense_weight
-from einlinear.layers.scaling import Scaling, factor_scaling, vector_scaling
+from einlinear.layers.scaling import FactorInit, Scaling, factor_scaling, vector_scaling
 from einlinear.layers.variants import choose_variant, fitting_variants, multiply
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
+from einlinear.structures.values import one_of
 
 _MOST_VARIANTS = 4096  # numbers of tokens whose variant a layer remembers
 
@@ -37,6 +38,8 @@ class EinsumLinear(nn.Module):
         bias: whether to add a learnable bias.
         structure: a Structure, or text like "btt(rank=2)".
         weight_norm: whether to normalise the factors.
+        factor_init: the standard deviation of fresh factors: "spectral", which is
+            sqrt(min(fan_in, fan_out)) / fan_in, or "fan_in", which is 1 / sqrt(fan_in).
         device: the device of the parameters.
         dtype: the dtype of the parameters.
     """
@@ -49,6 +52,7 @@ class EinsumLinear(nn.Module):
         *,
         structure: Structure | str,
         weight_norm: bool = True,
+        factor_init: FactorInit = "spectral",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -58,7 +62,8 @@ class EinsumLinear(nn.Module):
         self.in_features = self.plan.d_in
         self.out_features = self.plan.d_out
         self.weight_norm = weight_norm
-        scaling = factor_scaling(self.plan)
+        self.factor_init = one_of(factor_init, "factor_init", get_args(FactorInit))
+        scaling = factor_scaling(self.plan, self.factor_init)
         self.choices: dict[str, str] = {}
         self._call: compiled.Inference | None = None
         self._names = [step.factor for step in self.plan.steps]
@@ -94,7 +99,7 @@ class EinsumLinear(nn.Module):
 
     def param_scaling(self) -> dict[str, Scaling]:
         """The scaling of each parameter by name, for initialisation and learning rates."""
-        scaling = factor_scaling(self.plan)
+        scaling = factor_scaling(self.plan, self.factor_init)
         if self.bias is not None:
             scaling["bias"] = vector_scaling(self.out_features)
         return scaling
@@ -206,6 +211,7 @@ class EinsumLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, structure={str(self.structure)!r}"
             + ("" if self.weight_norm else ", weight_norm=False")
+            + ("" if self.factor_init == "spectral" else f", factor_init={self.factor_init!r}")
         )
 
 

@@ -16,20 +16,29 @@ from einlinear.structures.plan import Plan, Step
 
 Optimizer = Literal["adam", "sgd", "muon"]
 ParameterKind = Literal["matrix", "vector", "scalar", "embedding"]
-Parametrization = Literal["naive", "mup"]
+Parametrization = Literal["naive", "mup", "unit"]
 """How a model is initialised, and how its learning rates depend on the width.
 
 naive: every matrix and factor is drawn from N(0, 1 / fan_in), so that outputs have unit variance;
     all parameters share one learning rate.
+unit: as naive, but the matrices and factors of all layers except input layers, heads and the gates
+    of experts are drawn from N(0, 1): the baseline of the paper. Ref: [P24 §4].
 mup: every matrix and factor is drawn with `init_std`; learning rates follow `adam_rate`,
     `sgd_rate` or `muon_rate`.
 
-Vectors and embeddings start the same way in both. Which layers start at zero is a separate choice:
-the coordinate check starts the same ones at zero in both, the landscape only under µP.
+Vectors and embeddings start the same way in all. Which layers start at zero is a separate choice:
+the coordinate check starts the same ones at zero in all, the landscape only under µP.
 """
 
 ExpertNorm = Literal["each", "together"]
 """What the rms of a normalised factor of experts is over: each expert, or all of them together."""
+
+FactorInit = Literal["spectral", "fan_in"]
+"""The standard deviation of a fresh factor, which weight normalisation keeps as its limit.
+
+spectral: `init_std`, sqrt(min(fan_in, fan_out)) / fan_in.
+fan_in: 1 / sqrt(fan_in), which is larger for factors that narrow and the same for all others.
+"""
 
 HeadInit = Literal["zero", "small", "usual"]
 """How the head of a model starts.
@@ -195,14 +204,14 @@ def embedding_scaling(width: int, init_std: float = EMBEDDING_STD) -> Scaling:
     return Scaling(1, width, init_std=init_std, kind="embedding")
 
 
-def factor_scaling(plan: Plan) -> dict[str, Scaling]:
+def factor_scaling(plan: Plan, factor_init: FactorInit = "spectral") -> dict[str, Scaling]:
     """The scaling of every factor of a plan, in the order in which they meet the input."""
     sizes = plan.sizes
     return {
         step.factor: Scaling(
             fan_in=step.fan_in,
             fan_out=step.fan_out,
-            init_std=init_std(step.fan_in, step.fan_out),
+            init_std=_factor_std(step, factor_init),
             num_factors=len(plan.steps),
             repeats=prod(sizes[edge] for edge in step.kept),
             d_in=plan.d_in,
@@ -211,6 +220,13 @@ def factor_scaling(plan: Plan) -> dict[str, Scaling]:
         )
         for step in plan.steps
     }
+
+
+def _factor_std(step: Step, factor_init: FactorInit) -> float:
+    is_spectral = factor_init == "spectral"
+    # With as many outputs as inputs or more, init_std is 1 / sqrt(fan_in).
+    fan_out = step.fan_out if is_spectral else max(step.fan_in, step.fan_out)
+    return init_std(step.fan_in, fan_out)
 
 
 def factor_axes(step: Step) -> MatrixAxes:

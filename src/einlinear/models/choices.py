@@ -6,3 +6,5 @@ from typing import Literal
 
 ActivationName = Literal["relu", "gelu"]
 PositionKind = Literal["learned", "rotary", "alibi"]
+HeadAxis = Literal["shared", "own"]
+"""Which axis of a structure is the attention head, see `heads`."""

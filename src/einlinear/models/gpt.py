@@ -20,7 +20,7 @@ from einlinear.layers.machine import room_for
 from einlinear.layers.scaling import EMBEDDING_STD, Scaling, embedding_scaling
 from einlinear.models.choices import PositionKind
 from einlinear.models.mup.init import init_
-from einlinear.structures.values import one_of, whole_number
+from einlinear.structures.values import one_of, true_or_false, whole_number
 
 MOST_BLOCKS = 10_000
 """The largest depth: a deeper model would take minutes to build, even a narrow one."""
@@ -61,6 +61,9 @@ class GPT(nn.Module):
         bias: whether norms and linear layers have biases, except the projections to queries, keys
             and values.
         zero_query: whether the projections to queries start at zero, too.
+        heads_inner: whether queries, keys and values are laid out as head size x heads instead of
+            heads x head size, for structures aligned by `heads(axis="own")`. For dense layers, only
+            the order of rows and columns differs.
         branch_scale: factor of the residual branches; sqrt(3 / depth) by default, which is 1 for 3
             blocks.
         device: device of the parameters.
@@ -81,6 +84,7 @@ class GPT(nn.Module):
         tied: bool = False,
         bias: bool = False,
         zero_query: bool = False,
+        heads_inner: bool = False,
         branch_scale: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -100,6 +104,7 @@ class GPT(nn.Module):
                 fix='give an even head_size, or positions="alibi"',
             )
         self.tied, self.bias, self.zero_query = tied, bias, zero_query
+        self.heads_inner = true_or_false(heads_inner, "heads_inner")
         self.branch_scale = sqrt(3 / self.depth) if branch_scale is None else float(branch_scale)
         with self._room():
             self._build(embedding_std, {"device": device, "dtype": dtype})
@@ -118,6 +123,7 @@ class GPT(nn.Module):
                 self.branch_scale,
                 bias=self.bias,
                 zero_query=self.zero_query,
+                heads_inner=self.heads_inner,
                 **to,
             )
             for _ in range(self.depth)
@@ -220,6 +226,7 @@ class GPT(nn.Module):
             f"tied={self.tied}, branch_scale={self.branch_scale:.4g}"
             + ", bias=True" * self.bias
             + ", zero_query=True" * self.zero_query
+            + ", heads_inner=True" * self.heads_inner
         )
 
 
@@ -227,12 +234,21 @@ class Block(nn.Module):
     """A transformer block: attention and a feed-forward network, both pre-norm and residual."""
 
     def __init__(
-        self, width: int, num_heads: int, scale: float, *, bias: bool, zero_query: bool, **to: Any
+        self,
+        width: int,
+        num_heads: int,
+        scale: float,
+        *,
+        bias: bool,
+        zero_query: bool,
+        heads_inner: bool,
+        **to: Any,
     ) -> None:
         super().__init__()
         self.scale = scale
         self.attention_norm = nn.LayerNorm(width, bias=bias, **to)
-        self.attention = Attention(width, num_heads, bias=bias, zero_query=zero_query, **to)
+        flags = {"bias": bias, "zero_query": zero_query, "heads_inner": heads_inner}
+        self.attention = Attention(width, num_heads, **flags, **to)
         self.mlp_norm = nn.LayerNorm(width, bias=bias, **to)
         self.mlp = FeedForward(width, 4 * width, bias=bias, **to)
 
@@ -246,11 +262,18 @@ class Attention(nn.Module):
     """Causal self-attention with normalised queries and keys."""
 
     def __init__(
-        self, width: int, num_heads: int, *, bias: bool, zero_query: bool, **to: Any
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        bias: bool,
+        zero_query: bool,
+        heads_inner: bool,
+        **to: Any,
     ) -> None:
         super().__init__()
         self.num_heads, self.head_size = num_heads, width // num_heads
-        self.zero_query = zero_query
+        self.zero_query, self.heads_inner = zero_query, heads_inner
         self.q_proj = nn.Linear(width, width, bias=False, **to)
         self.k_proj = nn.Linear(width, width, bias=False, **to)
         self.v_proj = nn.Linear(width, width, bias=False, **to)
@@ -265,10 +288,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, order: Order, cache: Cache | None = None) -> Tensor:
         """Attend from each token to itself and the tokens before it."""
-        heads = (self.num_heads, self.head_size)
-        q_bhid = self.q_norm(self.q_proj(x).unflatten(-1, heads)).transpose(1, 2)
-        k_bhjd = self.k_norm(self.k_proj(x).unflatten(-1, heads)).transpose(1, 2)
-        v_bhjd = self.v_proj(x).unflatten(-1, heads).transpose(1, 2)
+        q_bhid = self.q_norm(self._split(self.q_proj(x))).transpose(1, 2)
+        k_bhjd = self.k_norm(self._split(self.k_proj(x))).transpose(1, 2)
+        v_bhjd = self._split(self.v_proj(x)).transpose(1, 2)
         if order.cos is not None and order.sin is not None:
             q_bhid = rotated(q_bhid, order.cos, order.sin)
             k_bhjd = rotated(k_bhjd, order.cos, order.sin)
@@ -283,8 +305,16 @@ class Attention(nn.Module):
             is_causal=order.bias is None and x.shape[1] > 1,
             scale=8 / self.head_size,
         )
-        y: Tensor = self.o_proj(mixed_bhid.transpose(1, 2).flatten(2))
+        order_of_axes = (0, 2, 3, 1) if self.heads_inner else (0, 2, 1, 3)
+        y: Tensor = self.o_proj(mixed_bhid.permute(order_of_axes).flatten(2))
         return y
+
+    def _split(self, y_biw: Tensor) -> Tensor:
+        """Split the features of each token into heads x head size."""
+        if self.heads_inner:
+            y_bidh = y_biw.view(*y_biw.shape[:-1], self.head_size, self.num_heads)
+            return y_bidh.transpose(-1, -2)
+        return y_biw.view(*y_biw.shape[:-1], self.num_heads, self.head_size)
 
 
 class FeedForward(nn.Module):

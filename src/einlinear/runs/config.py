@@ -15,16 +15,18 @@ from einlinear.layers.scaling import (
     EMBEDDING_STD,
     Decay,
     ExpertNorm,
+    FactorInit,
     HeadInit,
     Parametrization,
 )
-from einlinear.models.choices import ActivationName, PositionKind
+from einlinear.models.choices import ActivationName, HeadAxis, PositionKind
 from einlinear.runs.identity import canonical_text, deciding_values, first_head, in_one_form
 from einlinear.runs.presets import OWN_FIELDS, SEQUENCE_TASKS, Preset, TaskName, preset_values
 from einlinear.runs.settings import (
     HEAD_SETTINGS,
     WHOLE_NUMBERS,
     Device,
+    ExpertLayers,
     ExpertsOf,
     OptimizerName,
     Precision,
@@ -64,6 +66,9 @@ _ADDED = {
     "optimizer": "adamw",
     "decay": "independent",
     "keep_state": False,
+    "expert_layers": "all",
+    "factor_init": "spectral",
+    "head_axis": "shared",
 }
 """Fields that earlier versions did not have, with the values that those versions used.
 
@@ -97,6 +102,9 @@ class RunConfig:
         experts: what an expert is: "linear", a linear layer of the structure, or "ffn", a dense
             feed-forward net of a GPT block, the standard MoE.
         num_experts: experts in each layer; 0 for no mixture of experts.
+        expert_layers: which layers have experts, if experts is "linear": "all"; or in a GPT only
+            "vo", the projections to values and of the output, or "ffn", the two layers of every
+            feed-forward net. The others have one matrix of the structure.
         num_active: experts that each token uses.
         expert_norm: whether factors are normalised for each expert, or for all together.
         expert_gain: whether every factor of experts has a learnable gain, except in the
@@ -104,7 +112,12 @@ class RunConfig:
         balance: weight of the balance loss, averaged over the gates.
         convert_head: whether the output head gets the structure too.
         head_aligned: whether to align the structures of the attention projections with the heads.
+        head_axis: the axis that is then the head: "shared" by the factors, so that all have weights
+            for every head, or "own", an axis of one factor.
         weight_norm: whether structured layers normalise their factors.
+        factor_init: the standard deviation of the fresh factors of structured layers, and the limit
+            of their norm: "spectral", sqrt(min(fan_in, fan_out)) / fan_in, or "fan_in",
+            1 / sqrt(fan_in).
         width: width of the model.
         depth: blocks of a GPT or a residual MLP, hidden layers of an MLP.
         head_size: width of an attention head.
@@ -124,11 +137,12 @@ class RunConfig:
         batch_size: sequences, samples or images per step, over all devices.
         accumulation: number of parts in which each device computes its share of the batch.
         steps: training steps.
-        parametrization: "mup", or "naive": all parameters share one learning rate, and outputs of
-            all layers start with unit variance.
+        parametrization: "mup"; "naive", all parameters share one learning rate, and outputs of all
+            layers start with unit variance; or "unit", the same with weights of unit variance in
+            the blocks, the baseline of [P24].
         head_init: how the head starts: "zero"; "small", with standard deviation
-            sqrt(base_width) / fan_in; or "usual", 1 / sqrt(fan_in), which is the default under
-            "naive".
+            sqrt(base_width) / fan_in; or "usual", 1 / sqrt(fan_in), which is the default without
+            µP.
         optimizer: adamw, or muon: Muon for matrices, AdamW for embeddings, vectors and the head.
         lr: learning rate at the base width. For muon, the spectral norm of the step of a square
             matrix; AdamW then has half of it, and the default is four times that of
@@ -176,13 +190,16 @@ class RunConfig:
     structure: str = "dense"
     experts: ExpertsOf = "linear"
     num_experts: int = 0
+    expert_layers: ExpertLayers = "all"
     num_active: int = 2
     expert_norm: ExpertNorm = _BY_PRESET
     expert_gain: bool = _BY_PRESET
     balance: float = 0.01
     convert_head: bool = _BY_PRESET
     head_aligned: bool | None = None
+    head_axis: HeadAxis | None = None
     weight_norm: bool = _BY_PRESET
+    factor_init: FactorInit = "spectral"
     width: int = _BY_PRESET
     depth: int = _BY_PRESET
     head_size: int | None = None
@@ -247,7 +264,7 @@ class RunConfig:
         )
         preset["warmup"] = min(preset["warmup"], steps // 10)  # the rate is reached in short runs
         preset["checkpoint_every"] = max(1, min(1000, steps // 10))
-        if self.parametrization == "naive":
+        if self.parametrization != "mup":
             preset["head_init"] = "usual"
         for name, value in preset.items():
             if getattr(self, name) is None:
@@ -267,6 +284,13 @@ class RunConfig:
             whole_number(self.num_active, "num_active", 1, self.num_experts, fix=fix)
         if self.experts == "ffn":
             self._check_feed_forward()
+        if self.expert_layers != "all" and self.task not in SEQUENCE_TASKS:
+            raise EinlinearError(
+                what=f'expert_layers is "{self.expert_layers}", and the task is {self.task}',
+                rule="some layers alone can have experts in a GPT only, whose tasks are "
+                + " and ".join(SEQUENCE_TASKS),
+                fix='give expert_layers="all", or leave it out',
+            )
         self._check_heads()
         if self.batch_size % self.accumulation:
             raise EinlinearError(

@@ -14,9 +14,20 @@ from einlinear.structures.text import parse
 _Values = Mapping[str, Any]
 
 _WITHOUT_EFFECT: tuple[tuple[Callable[[_Values], bool], _Values], ...] = (
-    (lambda run: not run["num_experts"], {"num_active": 2, "balance": 0.01}),
+    (
+        lambda run: not run["num_experts"],
+        {"num_active": 2, "balance": 0.01, "expert_layers": "all"},
+    ),
     (lambda run: not run["weight_norm"], {"expert_norm": "each"}),
-    (lambda run: run["experts"] == "ffn", {"expert_norm": "each", "expert_gain": False}),
+    (
+        lambda run: run["experts"] == "ffn",
+        {
+            "expert_norm": "each",
+            "expert_gain": False,
+            "expert_layers": "all",
+            "factor_init": "spectral",
+        },
+    ),
     # The presets of the paper's text have both settings, also for runs without experts.
     (
         lambda run: (
@@ -25,13 +36,22 @@ _WITHOUT_EFFECT: tuple[tuple[Callable[[_Values], bool], _Values], ...] = (
         ),
         {"expert_norm": "each", "expert_gain": False},
     ),
+    (lambda run: not run["head_aligned"], {"head_axis": "shared"}),
+    # nn.Linear has no factors. Without µP they start alike: only the limit of their norm differs.
+    (
+        lambda run: (
+            run["structure"] == "dense"
+            or (run["parametrization"] != "mup" and not run["weight_norm"])
+        ),
+        {"factor_init": "spectral"},
+    ),
     # Rates of Muon do not depend on the base; the head, which AdamW trains, has the same in both.
     (
-        lambda run: run["parametrization"] == "naive" or run["optimizer"] == "muon",
+        lambda run: run["parametrization"] != "mup" or run["optimizer"] == "muon",
         {"base_expansion": 1, "fixed_input": False},
     ),
     (
-        lambda run: run["parametrization"] == "naive" or not run["weight_decay"],
+        lambda run: run["parametrization"] != "mup" or not run["weight_decay"],
         {"decay": "independent"},
     ),
     (lambda run: run["schedule"] != "wsd", {"decay_share": 0.2}),
@@ -47,7 +67,7 @@ weight_norm, convert_head, and the expert norm together with gains.
 
 def first_head(parametrization: object) -> HeadInit:
     """How the heads of all runs started before there was a choice."""
-    return "usual" if parametrization == "naive" else "zero"
+    return "usual" if parametrization in ("naive", "unit") else "zero"
 
 
 def deciding_values(values: _Values) -> dict[str, Any]:

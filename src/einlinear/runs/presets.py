@@ -34,6 +34,7 @@ OWN_FIELDS: dict[str, tuple[TaskName, ...]] = {
     "embedding_std": SEQUENCE_TASKS,
     "tied": SEQUENCE_TASKS,
     "head_aligned": SEQUENCE_TASKS,
+    "head_axis": SEQUENCE_TASKS,
     "base_expansion": (*SEQUENCE_TASKS, "regression"),
     "fixed_input": ("regression", "cifar"),
     "teacher_width": ("regression",),
@@ -61,6 +62,7 @@ _COMMON: dict[str, object] = {
 _SEQUENCES: dict[str, object] = {
     "tied": False,
     "head_aligned": False,
+    "head_axis": "shared",
     "base_expansion": 1,
     "bias": False,
     "zero_query": False,

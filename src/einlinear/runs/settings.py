@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 from einlinear.data.choices import CharacterRule, VocabularyName
 from einlinear.errors import EinlinearError, did_you_mean, quote
-from einlinear.layers.scaling import Decay, ExpertNorm, HeadInit, Parametrization
-from einlinear.models.choices import ActivationName, PositionKind
+from einlinear.layers.scaling import Decay, ExpertNorm, FactorInit, HeadInit, Parametrization
+from einlinear.models.choices import ActivationName, HeadAxis, PositionKind
 from einlinear.runs.presets import OWN_FIELDS, Preset, TaskName, presets_of
 from einlinear.structures.values import one_of, true_or_false, whole_number
 
@@ -20,6 +20,7 @@ Precision = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 Shard = Literal["ddp", "fsdp2"]
 ExpertsOf = Literal["linear", "ffn"]
+ExpertLayers = Literal["all", "vo", "ffn"]
 OptimizerName = Literal["adamw", "muon"]
 
 # Lowest and highest value of each integer field.
@@ -60,14 +61,17 @@ _REAL: dict[str, tuple[float, float | None, bool]] = {
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": get_args(TaskName),
     "experts": get_args(ExpertsOf),
+    "expert_layers": get_args(ExpertLayers),
     "expert_norm": get_args(ExpertNorm),
     "preset": get_args(Preset),
     "vocabulary": get_args(VocabularyName),
     "rule": get_args(CharacterRule),
     "positions": get_args(PositionKind),
+    "head_axis": get_args(HeadAxis),
     "activation": get_args(ActivationName),
     "parametrization": get_args(Parametrization),
     "head_init": get_args(HeadInit),
+    "factor_init": get_args(FactorInit),
     "optimizer": get_args(OptimizerName),
     "decay": get_args(Decay),
     "schedule": get_args(Schedule),

@@ -18,8 +18,11 @@ from einlinear.runs.presets import SEQUENCE_TASKS
 from einlinear.structures.structure import Structure
 from einlinear.structures.text import parse
 
-_ALIGNED = ("*.q_proj", "*.k_proj", "*.v_proj", "*.o_proj")
+_ATTENTION = ("*.q_proj", "*.k_proj", "*.v_proj", "*.o_proj")
+_FEED_FORWARD = ("*.up", "*.down")
+_GPT_LAYERS = (*_ATTENTION, *_FEED_FORWARD)
 _NORMALISED = ("*.q_proj", "*.k_proj")  # a norm follows: a gain would have no effect
+_EXPERT_LAYERS = {"vo": ("*.v_proj", "*.o_proj"), "ffn": _FEED_FORWARD}
 
 _Conversion = Structure | Heads | Experts
 
@@ -46,6 +49,7 @@ def make_model(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
         head_init=config.head_init,
         base_width=config.base_width,
         parametrization=config.parametrization,
+        unit="blocks.*",
         use_roles=is_mup,
     )
     apply_init_(model, starts, torch.Generator().manual_seed(config.seed))
@@ -86,7 +90,8 @@ def make_shape(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
     if config.experts == "ffn":
         _mix_feed_forward_(model, config)
     elif config.structure != "dense" or config.num_experts:
-        convert_(model, _conversions(config), weight_norm=config.weight_norm)
+        rules, own = _conversions(config), config.factor_init
+        convert_(model, rules, weight_norm=config.weight_norm, factor_init=own)
     return model
 
 
@@ -122,6 +127,7 @@ def _make_dense(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
             tied=bool(config.tied),
             bias=bool(config.bias),
             zero_query=bool(config.zero_query),
+            heads_inner=bool(config.head_aligned) and config.head_axis == "own",
             branch_scale=scale,
         )
     if config.task == "regression":
@@ -136,24 +142,21 @@ def _make_dense(config: RunConfig, sizes: tuple[int, int]) -> nn.Module:
     return MLP(*sizes, width=config.width, depth=config.depth, activation=config.activation)
 
 
-def _conversions(config: RunConfig) -> dict[object, _Conversion]:
+def _conversions(config: RunConfig) -> dict[object, _Conversion | None]:
     """The rules for `convert_`: which layers become what."""
-    rules: dict[object, _Conversion] = {}
-    if config.convert_head:
-        rules["head"] = _mixed(config, parse(config.structure))
-    if config.head_aligned:
-        aligned = heads(structure=config.structure)
-        rules |= {name: _mixed(config, aligned, name) for name in _ALIGNED}
-    elif config.expert_gain and config.num_experts and config.task in SEQUENCE_TASKS:
-        rules |= {name: _mixed(config, parse(config.structure), name) for name in _NORMALISED}
-    rules["blocks.*"] = _mixed(config, parse(config.structure))
-    return rules
+    names = _GPT_LAYERS if config.task in SEQUENCE_TASKS else ("blocks.*",)
+    names = ("head", *names) if config.convert_head else names
+    return {name: _conversion(config, name) for name in names}
 
 
-def _mixed(config: RunConfig, structure: Structure | Heads, name: str = "") -> _Conversion:
-    """The structure, or experts of it, for a layer of this name."""
-    if not config.num_experts:
-        return structure
+def _conversion(config: RunConfig, name: str) -> _Conversion | None:
+    """What the layers of this name become: experts or one matrix; None to keep nn.Linear."""
+    structure: Structure | Heads = parse(config.structure)
+    if config.head_aligned and name in _ATTENTION:
+        assert config.head_axis is not None, "a GPT has attention heads"
+        structure = heads(structure=config.structure, axis=config.head_axis)
+    if not config.num_experts or name not in _EXPERT_LAYERS.get(config.expert_layers, (name,)):
+        return None if config.structure == "dense" else structure
     return moe(
         structure,
         config.num_experts,

@@ -98,11 +98,12 @@ def assert_right(layer, x, tolerance=1e-10):
     widths=st.tuples(st.integers(1, 24), st.integers(1, 24)),
     experts=st.integers(1, 6).flatmap(lambda e: st.tuples(st.just(e), st.integers(1, e))),
     num_tokens=st.integers(0, 40),
-    flags=st.tuples(*[st.booleans()] * 4),
+    flags=st.tuples(*[st.booleans()] * 5),
 )
 def test_outputs_and_gradients(structure, widths, experts, num_tokens, flags):
     norm = "together" if flags[2] else "each"
     options = {"weight_norm": flags[1], "expert_norm": norm, "expert_gain": flags[3]}
+    options["factor_init"] = "fan_in" if flags[4] else "spectral"
     layer = make(structure, *widths, *experts, bias=flags[0], **options)
     assert_right(layer, torch.randn(num_tokens, widths[0], dtype=torch.float64))
 

@@ -530,6 +530,19 @@ def test_the_first_match_decides_in_any_order(patterns):
         assert {s.name: s.structure for s in swaps} == {n: rules[p] for n, p in wanted.items()}
 
 
+def test_factors_of_new_layers_start_as_asked():
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(256, 10))
+    rules = {"0": "low_rank(rank=8)", "1": el.moe("low_rank(rank=8)", 4)}
+    el.convert_(model, rules, factor_init="fan_in")
+    for layer in model[:2]:
+        assert layer.factor_init == "fan_in"
+        assert layer.A.std().item() == pytest.approx(1 / 16, rel=5 / (2 * 2048) ** 0.5)
+    plain = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 10))
+    with pytest.raises(el.EinlinearError, match="factor_init is 'usual'"):
+        el.convert_(plain, "btt", factor_init="usual")
+    assert isinstance(plain[0], nn.Linear)
+
+
 def test_where_filters():
     seen = []
 

@@ -52,6 +52,72 @@ def test_the_sizes_of_the_paper():
     assert back.rank == 1024
 
 
+def test_the_sizes_with_the_head_on_the_own_axis_of_a_factor():
+    """The head is epsilon of queries, keys and values, alpha of the output projection."""
+    out = el.make_plan(align(el.btt(), 1024, 1024, 16, "output", "own"), 1024, 1024)
+    assert out.sizes == {"XA": 32, "XAB": 32, "YB": 16, "YAB": 64}
+    assert out.y_edges == ("YAB", "YB")
+    back = el.make_plan(align(el.btt(), 1024, 1024, 16, "input", "own"), 1024, 1024)
+    assert back.sizes == {"XA": 16, "XAB": 64, "YB": 32, "YAB": 32}
+    assert back.x_edges == ("XAB", "XA")
+    assert out.rank == back.rank == 1024
+
+
+@pytest.mark.parametrize("text", SHARED)
+def test_the_own_axis_gives_one_factor_weights_for_every_head(text):
+    """Head h has the outputs h, 4 + h, 8 + h, ...; the first factor has the same for all heads."""
+    structure = align(el.parse(text), 64, 64, 4, "output", "own")
+    layer = el.EinsumLinear(64, 64, structure=structure, dtype=torch.float64, weight_norm=False)
+    head = layer.plan.y_edges[-1]
+    first, last = layer.plan.steps[0], layer.plan.steps[-1]
+    assert head in last.edges
+    assert not any(head in step.edges for step in layer.plan.steps[:-1])
+
+    def changed_rows(factor, axis, place):
+        before = layer.to_dense().detach().clone()
+        with torch.no_grad():
+            getattr(layer, factor).select(axis, place).add_(1.0)
+        return ((layer.to_dense() - before).abs().amax(dim=1) > 0).nonzero().flatten().tolist()
+
+    assert changed_rows(last.factor, last.edges.index(head), 2) == list(range(2, 64, 4))
+    found = changed_rows(first.factor, first.edges.index(layer.plan.y_edges[0]), 1)
+    assert len(found) < 64  # a slice of the first factor
+    assert [sum(row % 4 == h for row in found) for h in range(4)] == [len(found) // 4] * 4
+
+
+@pytest.mark.parametrize("text", SHARED)
+def test_the_output_projection_reads_every_head_by_weights_of_its_own(text):
+    structure = align(el.parse(text), 64, 64, 4, "input", "own")
+    layer = el.EinsumLinear(64, 64, structure=structure, dtype=torch.float64, weight_norm=False)
+    step, head = layer.plan.steps[0], layer.plan.x_edges[-1]
+    assert not any(head in other.edges for other in layer.plan.steps[1:])
+    before = layer.to_dense().detach().clone()
+    with torch.no_grad():
+        getattr(layer, step.factor).select(step.edges.index(head), 1).add_(1.0)
+    changed = (layer.to_dense() - before).abs().amax(dim=0) > 0
+    assert changed.tolist() == [column % 4 == 1 for column in range(64)]
+
+
+def test_an_own_axis_needs_a_model_with_its_heads_innermost():
+    options = {"context": 8, "width": 64, "depth": 1, "head_size": 16}
+    inner, outer = (el.GPT(8, heads_inner=flag, **options) for flag in (True, False))
+    with pytest.raises(el.EinlinearError, match=r'"own", and the model lays out .* outermost'):
+        el.convert_(outer, {"*.q_proj": el.heads(axis="own")})
+    with pytest.raises(el.EinlinearError, match=r'"shared", and the model .* innermost'):
+        el.convert_(inner, {"*.q_proj": el.heads()})
+    conversion = el.convert_(
+        inner, {"*.q_proj": el.heads(axis="own"), "*.o_proj": el.heads(axis="own")}
+    )
+    query, output = inner.blocks[0].attention.q_proj, inner.blocks[0].attention.o_proj
+    assert query.plan.sizes == {"XA": 8, "XAB": 8, "YB": 4, "YAB": 16}
+    assert output.plan.sizes == {"XA": 4, "XAB": 16, "YB": 8, "YAB": 8}
+    assert "heads(axis=own)" in str(conversion)
+    with pytest.raises(el.EinlinearError, match="no axis at Y that can be 4 heads"):
+        align(el.low_rank(), 64, 64, 4, "output", "own")
+    with pytest.raises(el.EinlinearError, match="axis is 'head'"):
+        el.heads(axis="head")
+
+
 def test_the_rank_of_the_structure_is_kept_as_given():
     plan = el.make_plan(align(el.btt(rank=4), 1024, 1024, 16, "output"), 1024, 1024)
     assert (plan.sizes["AB"], plan.sizes["XAB"]) == (4, 32)

@@ -33,7 +33,7 @@ def landscape(
     data: Annotated[Path | None, tyro.conf.arg(metavar="FILE.npz")] = None,
     processes: int = 2,
 ) -> None:
-    """Find the best learning rate by width and structure, naively and under µP.
+    """Find the best learning rate by width and structure, without and under µP.
 
     Trains multilayer perceptrons on images. Interrupt it at any time and rerun it to resume.
 

@@ -26,6 +26,7 @@ from einlinear.layers.norm import common_scales, normalised_experts
 from einlinear.layers.reference import dense_weight
 from einlinear.layers.scaling import (
     ExpertNorm,
+    FactorInit,
     Scaling,
     factor_scaling,
     matrix_scaling,
@@ -60,6 +61,7 @@ class MoELinear(Routed):
         num_experts: how many experts there are.
         num_active: how many experts each token uses.
         weight_norm: whether to normalise the factors.
+        factor_init: the standard deviation of fresh factors, as in EinsumLinear.
         expert_norm: "each" normalises the factors of every expert by themselves, "together" all
             experts of a factor by one scale, as the paper's code does.
         expert_gain: whether every factor has a learnable gain that starts at 1, shared by all
@@ -78,6 +80,7 @@ class MoELinear(Routed):
         num_experts: int,
         num_active: int = 2,
         weight_norm: bool = True,
+        factor_init: FactorInit = "spectral",
         expert_norm: ExpertNorm = "each",
         expert_gain: bool = False,
         device: torch.device | str | None = None,
@@ -90,7 +93,8 @@ class MoELinear(Routed):
         self.out_features = self.plan.d_out
         self.weight_norm = weight_norm
         self.expert_norm = one_of(expert_norm, "expert_norm", get_args(ExpertNorm))
-        scaling = factor_scaling(self.plan)
+        self.factor_init = one_of(factor_init, "factor_init", get_args(FactorInit))
+        scaling = factor_scaling(self.plan, self.factor_init)
         self._names = [step.factor for step in self.plan.steps]
         self._stds = [scaling[name].init_std for name in self._names]
         self.expert_names = tuple(self.plan.factor_shapes)
@@ -119,7 +123,7 @@ class MoELinear(Routed):
 
     def param_scaling(self) -> dict[str, Scaling]:
         """The scaling of each parameter of one expert, for initialisation and learning rates."""
-        scaling = factor_scaling(self.plan)
+        scaling = factor_scaling(self.plan, self.factor_init)
         if self.bias is not None:
             scaling["bias"] = vector_scaling(self.out_features)
         if self.gain is not None:
@@ -200,6 +204,7 @@ class MoELinear(Routed):
             f"bias={self.bias is not None}, structure={str(self.structure)!r}, "
             f"num_experts={self.num_experts}{self._shard_repr()}, num_active={self.num_active}"
             + ("" if self.weight_norm else ", weight_norm=False")
+            + ("" if self.factor_init == "spectral" else f", factor_init={self.factor_init!r}")
             + ("" if self.expert_norm == "each" else f", expert_norm={self.expert_norm!r}")
             + ("" if self.gain is None else ", expert_gain=True")
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -14,6 +14,7 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.moe.routing import Routed
+from einlinear.layers.scaling import FactorInit
 from einlinear.models.attention import ProjectedAttention
 from einlinear.models.convert.conversion import Conversion, LayerNote, Swap, Unseen
 from einlinear.models.convert.experts import Experts
@@ -25,6 +26,7 @@ from einlinear.models.survey.sites import Site, find_sites, output_heads, struct
 from einlinear.models.survey.trained import checkpoints, unmarked_source, why_trained
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
+from einlinear.structures.values import one_of
 
 _BEFORE_ADAPTERS = (
     "convert the model before you add adapters: what they have learned, merged or not, is lost "
@@ -41,6 +43,7 @@ def convert_(
     where: LayerFilter | None = None,
     init: str | None = None,
     weight_norm: bool = True,
+    factor_init: FactorInit = "spectral",
 ) -> Conversion:
     """Replace linear layers of a model by structured ones, in place; return what was done.
 
@@ -63,12 +66,14 @@ def convert_(
             layer to replace was loaded from a checkpoint by Hugging Face, is frozen, or is part of
             a PEFT adapter.
         weight_norm: whether the new layers normalise their factors.
+        factor_init: the standard deviation of their fresh factors, as in EinsumLinear.
     """
     _check_init(init)
+    one_of(factor_init, "factor_init", get_args(FactorInit))
     conversion = plan_conversion(model, rules, where=where)
     if conversion.lost and init is None:
         _refuse_to_lose(conversion.lost_by_reason)
-    apply_swaps_(model, conversion.swaps, weight_norm=weight_norm)
+    apply_swaps_(model, conversion.swaps, weight_norm=weight_norm, factor_init=factor_init)
     return conversion
 
 
@@ -120,7 +125,13 @@ def plan_conversion(
     return Conversion(tuple(swaps), tuple(left), params, unseen, tuple(lost), source)
 
 
-def apply_swaps_(model: nn.Module, swaps: Iterable[Swap], *, weight_norm: bool = True) -> None:
+def apply_swaps_(
+    model: nn.Module,
+    swaps: Iterable[Swap],
+    *,
+    weight_norm: bool = True,
+    factor_init: FactorInit = "spectral",
+) -> None:
     """Replace the layers; all new layers are created before the first is put in place."""
     sites = {site.names: site for site in find_sites(model)}
     changes: list[tuple[tuple[str, ...], nn.Module]] = []
@@ -135,7 +146,7 @@ def apply_swaps_(model: nn.Module, swaps: Iterable[Swap], *, weight_norm: bool =
                 rule="swaps can only be applied to the model they were planned for",
                 fix="plan them again for this model",
             )
-        layer = _new_layer(site, swap, weight_norm)
+        layer = _new_layer(site, swap, weight_norm, factor_init)
         if site.part:
             attentions[id(site.module)] = site
             projections.setdefault(id(site.module), {})[site.part] = layer
@@ -262,7 +273,9 @@ def _refuse_nothing_to_do(left: list[LayerNote]) -> NoReturn:
     )
 
 
-def _new_layer(site: Site, swap: Swap, weight_norm: bool) -> EinsumLinear | MoELinear:
+def _new_layer(
+    site: Site, swap: Swap, weight_norm: bool, factor_init: FactorInit
+) -> EinsumLinear | MoELinear:
     """Create the structured layer with the device, dtype and flags of the dense one."""
     make: Callable[..., EinsumLinear | MoELinear] = EinsumLinear
     if swap.num_experts:
@@ -279,6 +292,7 @@ def _new_layer(site: Site, swap: Swap, weight_norm: bool) -> EinsumLinear | MoEL
         bias=swap.has_bias,
         structure=swap.structure,
         weight_norm=weight_norm,
+        factor_init=factor_init,
         device=site.weight.device,
         dtype=site.weight.dtype,
     )

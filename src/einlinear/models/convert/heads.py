@@ -8,15 +8,17 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import product
 from math import log, prod
+from typing import get_args
 
 from torch import nn
 
 from einlinear.errors import EinlinearError, quote
+from einlinear.models.choices import HeadAxis
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.sizes import TOLERANCE, closest_factors, rank_bound
 from einlinear.structures.structure import Structure, check_structure
 from einlinear.structures.text import parse
-from einlinear.structures.values import whole_number
+from einlinear.structures.values import one_of, whole_number
 
 SIDES = ("output", "input")
 
@@ -41,9 +43,11 @@ class Heads:
     num_heads: int | None
     structure: Structure
     side: str | None
+    axis: HeadAxis = "shared"
 
     def __post_init__(self) -> None:
         check_structure(self.structure)
+        one_of(self.axis, "axis", get_args(HeadAxis))
         if self.num_heads is not None:
             fix = "give the number of heads first: el.heads(16, structure=...)"
             whole_number(self.num_heads, "the number of heads", 1, fix=fix)
@@ -65,6 +69,7 @@ class Heads:
                 "o_proj or attn.c_proj at the input",
                 fix='give the side: el.heads(..., side="output") or el.heads(..., side="input")',
             )
+        _check_layout(model, name, self.axis)
         width = d_out if side == "output" else d_in
         num_heads = self.num_heads or _find(model, name, _HEADS)
         if num_heads is None:
@@ -81,11 +86,15 @@ class Heads:
             num_heads = key_heads
         if self.num_heads is None:
             _check_head_width(width, num_heads, _find(model, name, _HEAD_WIDTH))
-        return align(self.structure, d_in, d_out, num_heads, side)
+        return align(self.structure, d_in, d_out, num_heads, side, self.axis)
 
 
 def heads(
-    num_heads: int | None = None, structure: Structure | str = "btt()", side: str | None = None
+    num_heads: int | None = None,
+    structure: Structure | str = "btt()",
+    side: str | None = None,
+    *,
+    axis: HeadAxis = "shared",
 ) -> Heads:
     """Return a rule for convert_ that aligns the axes of a structure with the attention heads.
 
@@ -93,25 +102,40 @@ def heads(
     the input of the output projection. The aligned structure has an axis of exactly that many heads
     there, shared by its factors if possible. The last factor (in the output projection, the first)
     then works within each head. Ref: [P24 App. F].
-    Departure: the paper lists the axes as YB YAB and XA XAB, the head first; we use the shared
-    axis, because the factor next to it then has separate weights for every head.
+    Departure: the paper lists the axes as YB YAB and XA XAB, the head first, which is axis="own";
+    by default we use the shared axis, because all factors then have separate weights for every
+    head.
 
     Args:
         num_heads: number of heads; read from the model by default. With grouped queries, keys and
             values have their own number; a fused layer has the sum of all three.
         structure: the structure to align; its other sizes are chosen again to keep the rank.
         side: "output" or "input"; read from the layer's name by default.
+        axis: which axis is the head: "shared" by several factors, if possible; or "own", that of
+            the last factor alone (in the output projection, of the first), which then has separate
+            weights for every head, while the other factors have the same for all. Such an axis is
+            innermost, so the model must lay out its heads innermost and say so in an attribute
+            heads_inner=True, as GPT(heads_inner=True) does.
     """
-    return Heads(num_heads, parse(structure) if isinstance(structure, str) else structure, side)
+    parsed = parse(structure) if isinstance(structure, str) else structure
+    return Heads(num_heads, parsed, side, axis)
 
 
 @lru_cache(maxsize=4096)
-def align(structure: Structure, d_in: int, d_out: int, num_heads: int, side: str) -> Structure:
-    """Return the structure with an axis of exactly `num_heads`, outermost at this side.
+def align(
+    structure: Structure,
+    d_in: int,
+    d_out: int,
+    num_heads: int,
+    side: str,
+    axis: HeadAxis = "shared",
+) -> Structure:
+    """Return the structure with an axis of exactly `num_heads` at this side.
 
-    The other axes of the side share width / num_heads. Among the axes that can be the head, those
-    shared by more factors are preferred; among the sizes that keep the rank, those closest to the
-    structure's exponents. If no sizes keep the rank, those of the highest rank are used.
+    It is the outermost; with axis="own" the innermost, at one factor only. The other axes of the
+    side share width / num_heads. Among the axes that can be the head, those shared by more factors
+    are preferred; among the sizes that keep the rank, those closest to the structure's exponents.
+    If no sizes keep the rank, those of the highest rank are used.
     Checked by: test_heads.py::test_factors_work_within_heads.
     """
     letter, width = ("Y", d_out) if side == "output" else ("X", d_in)
@@ -125,10 +149,10 @@ def align(structure: Structure, d_in: int, d_out: int, num_heads: int, side: str
     if num_heads == 1:
         return structure
     best: Plan | None = None
-    for edge in _head_axes(structure, letter, num_heads):
+    for edge in _head_axes(structure, letter, num_heads, axis):
         for sizes in _candidates(structure, edge, num_heads, (d_in, d_out), wanted):
             plan = make_plan(_with_sizes(structure, sizes, edge, (d_in, d_out)), d_in, d_out)
-            if not _is_aligned(plan, edge, num_heads):
+            if not _is_aligned(plan, edge, num_heads, axis):
                 continue
             if plan.rank >= wanted:
                 return plan.structure
@@ -137,7 +161,9 @@ def align(structure: Structure, d_in: int, d_out: int, num_heads: int, side: str
     if best is None:
         raise EinlinearError(
             what=f"{structure} has no axis at {letter} that can be {num_heads} heads",
-            rule="the head is the outermost of two or more axes at its side",
+            rule="the head is the outermost of two or more axes at its side"
+            if axis == "shared"
+            else "the head is an axis of one factor only, the innermost of two or more at its side",
             fix="use el.btt(), el.monarch() or el.kronecker(); low rank and dense have one axis",
         )
     return best.structure
@@ -155,12 +181,33 @@ def _kind(name: str) -> str:
     return "out" if is_in_attention and last in _OUT_OF_ATTENTION else ""
 
 
-def _find(model: nn.Module, name: str, keys: tuple[str, ...]) -> int | None:
-    """Return the first integer attribute of these names in the modules around a layer."""
+def _around(model: nn.Module, name: str) -> list[nn.Module]:
+    """Return the modules around a layer, the innermost first."""
     around = [model]
     for part in name.split(".")[:-1]:
         around.append(around[-1].get_submodule(part))
-    for module in reversed(around):
+    return around[::-1]
+
+
+def _check_layout(model: nn.Module, name: str, axis: HeadAxis) -> None:
+    """Refuse an axis that is not where the model has its heads."""
+    around = _around(model, name)
+    is_inner = any(getattr(module, "heads_inner", False) is True for module in around)
+    if is_inner != (axis == "own"):
+        raise EinlinearError(
+            what=f'the axis is "{axis}", and the model lays out its heads '
+            + ("innermost: heads_inner is True" if is_inner else "outermost"),
+            rule="a shared axis is outermost, the own axis of a factor innermost",
+            fix='give axis="own", or a model with its heads outermost'
+            if is_inner
+            else 'give axis="shared", or a model with its heads innermost, such as '
+            "el.GPT(..., heads_inner=True)",
+        )
+
+
+def _find(model: nn.Module, name: str, keys: tuple[str, ...]) -> int | None:
+    """Return the first integer attribute of these names in the modules around a layer."""
+    for module in _around(model, name):
         for source in (module, getattr(module, "config", None)):
             for key in keys:
                 value = getattr(source, key, None)
@@ -179,10 +226,14 @@ def _check_head_width(width: int, num_heads: int, head_width: int | None) -> Non
         )
 
 
-def _head_axes(structure: Structure, letter: str, num_heads: int) -> list[str]:
-    """Return the edges that can become the head, those shared by most factors first."""
+def _head_axes(structure: Structure, letter: str, num_heads: int, axis: HeadAxis) -> list[str]:
+    """Return the edges that can become the head, those shared by most factors first.
+
+    With axis="own", only those of one factor.
+    """
     at_side = [(edge, value) for edge, value in structure.edges if letter in edge]
     free = [e for e, value in at_side if isinstance(value, Fraction) or value == num_heads]
+    free = [edge for edge in free if axis == "shared" or len(edge) == 2]
     return sorted(free, key=lambda edge: (-len(edge), edge)) if len(at_side) > 1 else []
 
 
@@ -270,7 +321,8 @@ def _with_sizes(
     return Structure.from_edges(edges)
 
 
-def _is_aligned(plan: Plan, edge: str, num_heads: int) -> bool:
-    """Return whether the edge is the head: outermost at its side, and of the right size."""
+def _is_aligned(plan: Plan, edge: str, num_heads: int, axis: HeadAxis) -> bool:
+    """Return whether the edge is the head: at its end of the side, and of the right size."""
     edges = plan.y_edges if edge[0] == "Y" else plan.x_edges
-    return edges[0] == edge and plan.sizes[edge] == num_heads
+    place = 0 if axis == "shared" else -1
+    return edges[place] == edge and plan.sizes[edge] == num_heads

@@ -131,6 +131,7 @@ def _as_typed(rule: ReadRule) -> str:
         parts = [] if rule.num_heads is None else [str(rule.num_heads)]
         parts += [] if rule.structure == heads().structure else [_as_typed(rule.structure)]
         parts += [f"side={rule.side}"] if rule.side else []
+        parts += [] if rule.axis == "shared" else [f"axis={rule.axis}"]
         return f"heads({', '.join(parts)})"
     return "" if rule is None else named_call(rule)
 

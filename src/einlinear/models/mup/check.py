@@ -73,7 +73,8 @@ def coordinate_check(
         optimizer: "adam", "sgd" or "muon".
         parametrization: "mup" uses `init_` and `param_groups`; "naive" is what most models do:
             every matrix starts with standard deviation 1 / sqrt(fan_in), and all parameters share
-            one learning rate. The same layers start at zero in both.
+            one learning rate; "unit" starts them with 1, except the head. The same layers start at
+            zero in all.
         seeds: number of runs to average, with seeds 0, 1, 2, ...
         zero: layers that start at zero, as in `init_`.
         head: the output layer, as in `param_groups`.

@@ -12,6 +12,7 @@ from torch import nn
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.moe.exchange import ExpertShard
+from einlinear.layers.moe.routing import Gate
 from einlinear.layers.moe.sharding import expert_shards
 from einlinear.layers.scaling import HeadInit, Parametrization
 from einlinear.models.survey.facts import (
@@ -122,13 +123,17 @@ def plan_init(
     base_width: int | None = None,
     embedding_std: float | None = None,
     parametrization: Parametrization = "mup",
+    unit: str | Iterable[str] = "*",
     use_roles: bool = True,
 ) -> tuple[Start, ...]:
     """Return how every parameter would start, without changing the model.
 
-    See `Parametrization` for what "mup" and "naive" mean. With use_roles=False, only the layers
-    that you name in `zero` start at zero, whatever the model's `layer_roles` say; the head follows
-    head_init if you give it. Without head_init, a head with a role starts at zero.
+    See `Parametrization` for what "mup", "naive" and "unit" mean; `unit` are patterns for the names
+    of the layers that "unit" draws from N(0, 1), without heads and gates.
+
+    With use_roles=False, only the layers that you name in `zero` start at zero, whatever the
+    model's `layer_roles` say; the head follows head_init if you give it. Without head_init, a head
+    with a role starts at zero.
     """
     one_of(parametrization, "parametrization", get_args(Parametrization))
     if head_init is not None:
@@ -161,6 +166,8 @@ def plan_init(
     for fact in facts:
         if not set(fact.owners) <= roles["head"]:
             stds.pop(id(fact.parameter), None)
+    if parametrization == "unit":
+        stds = dict.fromkeys(_unit_matrices(layers, unit, roles["head"]), 1.0) | stds
     stds |= dict.fromkeys(zeros, 0.0)
     drawn = [f for f in facts if f.scaling.init_mean is not None or stds.get(id(f.parameter)) == 0]
     return tuple(_start(fact, stds, embedding_std, parametrization) for fact in drawn)
@@ -226,6 +233,17 @@ def _check_gains(layers: list[Layer]) -> None:
             )
 
 
+def _unit_matrices(layers: list[Layer], patterns: str | Iterable[str], heads: set[str]) -> set[int]:
+    """Return the ids of the matrices that "unit" draws from N(0, 1)."""
+    named = match_names(patterns, [layer.name for layer in layers], "unit")
+    drawn = [
+        layer
+        for layer in layers
+        if layer.name in named - heads and not isinstance(layer.module, Gate)
+    ]
+    return {id(layer.parameters[name]) for layer in drawn for name in layer.matrices}
+
+
 def _last_matrices(layers: list[Layer], names: set[str]) -> set[int]:
     """Return the ids of the matrices that make the output of the named layers zero."""
     return {id(layer.parameters[layer.matrices[-1]]) for layer in layers if layer.name in names}
@@ -242,7 +260,7 @@ def _start(
         std = embedding_std
     elif id(fact.parameter) in stds:
         std = stds[id(fact.parameter)]
-    elif scaling.kind == "matrix" and parametrization == "naive":
+    elif scaling.kind == "matrix" and parametrization != "mup":
         std = 1 / sqrt(scaling.fan_in)
     return Start(fact.name, scaling.init_mean or 0.0, std)
 
