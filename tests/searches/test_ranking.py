@@ -7,8 +7,8 @@ import pytest
 
 from einlinear.searches.ranking import best_rate, seen_multiplier
 from einlinear.searches.surrogate import Spreads
-from einlinear.searches.words import paste_code
-from kit.search_records import make_row
+from einlinear.searches.words import conclusions, paste_code
+from kit.search_records import make_answer, make_row
 
 STEPS = (1, 2, 4, 8, 16)
 
@@ -90,3 +90,16 @@ def test_code_for_heads_and_experts():
     assert "feed-forward nets as experts" in paste_code(
         make_row("dense", num_experts=8, experts="ffn")
     )
+
+
+def test_what_was_seen_is_told_beside_what_is_predicted():
+    dense = make_row("dense", seen=1.0)
+    btt = make_row("btt", seen=1.6, seen_flops=2e12)
+    told = "In the runs themselves, dense needs 1.60 times, at 2.00e12 FLOPs."
+    assert f"That is predicted. {told}" in conclusions(make_answer([btt, dense]))
+    ahead = "In the runs themselves btt is ahead (1.60 times, at 2.00e12 FLOPs), but falls behind "
+    assert f"{ahead}by the law." in conclusions(make_answer([dense, btt]))
+    behind = make_row("btt", seen=0.9)
+    assert not any("runs themselves" in text for text in conclusions(make_answer([dense, behind])))
+    unseen = make_row("btt", seen=None, seen_flops=None)
+    assert not any("runs themselves" in text for text in conclusions(make_answer([unseen, dense])))

@@ -221,13 +221,6 @@ class SearchState:
         speeds = [flops_of(r) / r.curve[-1].seconds for r in longest if r.curve[-1].seconds > 0]
         return median(speeds) if speeds else self.spec.speed
 
-    def label(self, config: RunConfig) -> str:
-        """What a run is, in a few words."""
-        rate = self.place(config)
-        words = f"{Candidate.of(config).label}, width {config.width}, steps {config.steps}"
-        words += f", seed {config.seed}" if config.seed else ""
-        return words + (f", rate x {rate[4]:g}" if rate and rate[4] != 1.0 else "")
-
     def cost(self, candidate: int, level: int, rung: int, seed: int | None) -> float:
         """FLOPs of a run that goes on from the longest finished one of its chain, if it has one."""
         step = self.ladder.step_flops(self.candidates[candidate], level)

@@ -56,7 +56,7 @@ def short_names_text(rows: Iterable[LeaderboardRow], width: int | None = None) -
 
 def conclusions(answer: Answer) -> list[str]:
     """What follows from the runs, a sentence or two each."""
-    found = [_winner(answer), _separation(answer), *map(_effect, answer.effects)]
+    found = [_winner(answer), _seen(answer), _separation(answer), *map(_effect, answer.effects)]
     edge = [row for row in answer.rows if row.rate not in (None, 1.0)]
     for row in edge:
         found.append(
@@ -114,14 +114,23 @@ def _winner(answer: Answer) -> str:
         )
     else:
         text = f"{first.label} is best: dense needs {much} its {what} for the same loss."
-    if first.seen is not None and first.seen_flops is not None:
-        text += (
-            f" That is predicted; the runs themselves, at {short(first.seen_flops)} FLOPs, show "
-            f"{first.seen:.2f} times."
-        )
     if high > _WIDE * low:
         text += " So wide an interval says little: the runs are too few or too short."
     return text
+
+
+def _seen(answer: Answer) -> str:
+    """What the runs themselves show of the leader or, if that is dense, of one that is ahead."""
+    row = answer.rows[0]
+    is_dense = row.label == "dense"
+    if is_dense:
+        row = next((row for row in answer.rows[1:] if (row.seen or 0.0) > 1.0), row)
+    if row.label == "dense" or row.seen is None or row.seen_flops is None:
+        return ""
+    seen = f"{row.seen:.2f} times, at {short(row.seen_flops)} FLOPs"
+    if is_dense:
+        return f"In the runs themselves {row.label} is ahead ({seen}), but falls behind by the law."
+    return f"That is predicted. In the runs themselves, dense needs {seen}."
 
 
 def _separation(answer: Answer) -> str:
