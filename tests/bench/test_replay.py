@@ -14,6 +14,8 @@ from einlinear.bench.replay.rivals import full_grid, halving_level, random_searc
 from einlinear.bench.replay.score import BY_LAW, OURS, PROPOSERS, RIVALS, Score, mean_interval
 from einlinear.bench.replay.tables import RunTable, Session
 from einlinear.errors import EinlinearError
+from einlinear.searches.draws import Draws
+from einlinear.searches.ranking import BENDS
 from kit.report_records import DENSE, KINDS, make_record, write_record
 
 SMALL = Family("small", levels=2, rungs=5, seeds=2, sample=6)
@@ -209,3 +211,25 @@ def test_one_table_is_compared_with_many_seeds(monkeypatch):
     methods, proposers = compare_table(table, 1)
     assert {s.family for s in (*methods, *proposers)} == {"table"}
     assert methods[0].true_regrets == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "least"), [(FAMILIES[0], 0.9), (FAMILIES[2], 0.75)])
+def test_intervals_of_answers_hold_the_truth_of_tables(family, least):
+    """Multipliers after a search with 1/64 of the grid, as `make_answer` mixes beliefs."""
+    held = []
+    for seed in range(6):
+        table = synthetic_table(family, seed)
+        session = run_search(table, table.grid_cost / 64, seed)
+        order = [*session.order, *sorted(set(range(len(table.candidates))) - {*session.order})]
+        random = np.random.default_rng(seed)
+        draws = Draws.joined(
+            table.fit(order, session.reached, bend=bend, centre=centre).draws(200, random)
+            for bend in BENDS
+            for centre in ((0.0, 0.0), table.target.anchor)
+        )
+        ratio = draws.take(slice(len(session.order))).multipliers(table.target)
+        low, high = np.quantile(ratio, [0.05, 0.95], axis=0)
+        truth = table.truth[session.order]
+        held += list(((low <= truth) & (truth <= high))[1:])
+    assert np.mean(held) > least

@@ -53,6 +53,8 @@ def make_row(label="btt", **changes):
         runs=6,
         flops=1e9,
         rate=None,
+        rate_gain=None,
+        rate_spread=None,
         state="open",
     )
     return replace(row, **changes)

@@ -17,8 +17,8 @@ from einlinear.searches.decide import (
 from einlinear.searches.draws import Cost
 from einlinear.searches.surrogate import Trials, fit_surrogate
 
-TARGET = Cost(6.0)
 ANCHOR = (2.65, 3.35)
+TARGET = Cost(6.0, anchor=ANCHOR)
 LEVELS, RUNGS = (-0.7, 0.0, 0.7), (-1.4, -0.7, 0.0, 0.7, 1.4)
 
 
@@ -44,10 +44,11 @@ def option(candidate, level, rung, seed=0, run=None, cost=1.0):
 
 
 def goal(belief, pair):
-    """The derivatives of the difference at the target, numerically."""
+    """The derivatives of the difference at the target, at sizes that are best now, numerically."""
+    _, m = belief.middle().best(TARGET)
 
     def apart(mean):
-        loss, _ = replace(belief, mean=mean).middle().best(TARGET)
+        loss = replace(belief, mean=mean).middle().at(m, TARGET.steps(m))
         return np.log(loss[0, pair[0]] / loss[0, pair[1]])
 
     step = 1e-5 * np.eye(len(belief.mean))

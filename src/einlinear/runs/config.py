@@ -284,6 +284,12 @@ class RunConfig:
             whole_number(self.num_active, "num_active", 1, self.num_experts, fix=fix)
         if self.experts == "ffn":
             self._check_feed_forward()
+        if self.expert_layers != "all" and self.experts == "ffn":
+            raise EinlinearError(
+                what=f'expert_layers is "{self.expert_layers}", and experts is "ffn"',
+                rule='with experts = "ffn", feed-forward nets are the experts, and nothing else',
+                fix='leave out expert_layers, or give experts="linear"',
+            )
         if self.expert_layers != "all" and self.task not in SEQUENCE_TASKS:
             raise EinlinearError(
                 what=f'expert_layers is "{self.expert_layers}", and the task is {self.task}',

@@ -24,7 +24,6 @@ _WITHOUT_EFFECT: tuple[tuple[Callable[[_Values], bool], _Values], ...] = (
         {
             "expert_norm": "each",
             "expert_gain": False,
-            "expert_layers": "all",
             "factor_init": "spectral",
         },
     ),

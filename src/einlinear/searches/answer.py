@@ -28,6 +28,7 @@ class LeaderboardRow:
     wins: how likely it is the best of all that were trained.
     rate: the learning rate that was best in the final check, relative to the usual one; None if it
         was not checked.
+    rate_gain: by how much that rate lowers the log loss; rate_spread: its standard deviation.
     state: "leader", "open" (may still win), or "stopped" (cannot win, by its interval).
     """
 
@@ -55,6 +56,8 @@ class LeaderboardRow:
     runs: int
     flops: float
     rate: float | None
+    rate_gain: float | None
+    rate_spread: float | None
     state: str
 
 
@@ -134,7 +137,7 @@ def read_choices(out: str | Path) -> tuple[MadeChoice, ...]:
     """The decisions of a search, as far as they can be read."""
     found = []
     try:
-        lines = (Path(out) / CHOICES).read_text(encoding="utf-8").splitlines()
+        lines = (Path(out) / CHOICES).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ()
     for line in lines:

@@ -171,8 +171,8 @@ def _views(belief: Belief, options: Sequence[Choice]) -> tuple[Floats, Floats]:
 
 
 def _derivatives(belief: Belief, target: Cost, candidate: int) -> Floats:
-    """Derivatives of a candidate's log loss at the target."""
+    """Derivatives of a candidate's log loss at the target, at the size that is best now."""
     _, m = belief.middle().best(target)
     steps = np.broadcast_to(target.steps(m), m.shape)
     at = np.array([candidate])
-    return np.asarray(belief.law_rows(at, m[0, at], steps[0, at])[0])
+    return np.asarray(belief.rows(at, m[0, at], steps[0, at])[0])

@@ -11,7 +11,7 @@ from einlinear.laws.fit import Interval
 from einlinear.laws.observations import Floats
 from einlinear.searches.answer import Answer, Effect, LeaderboardRow
 from einlinear.searches.decide import HOPELESS
-from einlinear.searches.draws import Cost, Draws
+from einlinear.searches.draws import Draws
 from einlinear.searches.state import RATES, SearchState, flops_of
 from einlinear.searches.surrogate import Belief
 from einlinear.show.numbers import FLOPS_PER_MAC
@@ -19,8 +19,8 @@ from einlinear.show.numbers import FLOPS_PER_MAC
 LEVEL = 0.9
 """Of all intervals."""
 
-BENDS = 0.005, 0.02, 0.05
-"""How much curves may bend: nobody knows, so an answer is the mixture of these beliefs."""
+BENDS = 0.005, 0.05
+"""How much all curves may bend alike: nobody knows, so an answer mixes beliefs with both."""
 
 _DRAWS = 800  # of each belief
 _SURE = 1.645  # standard deviations: one is better in 95 % of draws
@@ -33,13 +33,16 @@ def make_answer(state: SearchState) -> Answer:
     """Rank the candidates that were trained."""
     order = state.order[: len(state.trained)]
     random = np.random.default_rng((state.spec.seed, 1))
-    beliefs = [state.belief_with(bend) for bend in BENDS]
+    # Do candidates differ most in short runs, so that differences settle towards the target, or do
+    # they drift apart from where they were trained on? An answer mixes both ideas.
+    centres = (0.0, 0.0), state.flops_target.anchor
+    beliefs = [state.belief_with(bend, centre) for bend in BENDS for centre in centres]
     draws = Draws.joined(belief.draws(_DRAWS, random) for belief in beliefs)
-    draws = _tuned(state, Draws(draws.linf, *(part[:, : len(order)] for part in draws[1:])), random)
+    draws = _tuned(state, draws.take(slice(len(order))), random)
     slow = state.relative_times()
     target = state.flops_target
     loss = draws.best(target)[0]
-    ratio = _multiplier(draws, target, order.index(0))
+    ratio = draws.multipliers(target, order.index(0))
     by_time = np.array([slow.get(number, np.nan) for number in order])
     score = np.log(loss) if state.spec.objective == "flops" else -np.log(ratio / by_time)
     wins = np.bincount(np.nanargmin(score, 1), minlength=len(order)) / len(score)
@@ -125,7 +128,7 @@ def _row(
     found: str,
 ) -> LeaderboardRow:
     candidate = state.candidates[number]
-    omega, psi, nu = candidate.exponents
+    omega, psi, nu = candidate.taxonomy
     own = [record for chain, (_, record) in state.tally.longest.items() if chain[0] == number]
     (low, high), middle = _interval(ratio), float(np.median(ratio))
     rate, speed = best_rate(state, number), slow.get(number)
@@ -155,6 +158,8 @@ def _row(
         runs=len(own),
         flops=sum(map(flops_of, own)),
         rate=None if rate is None else rate.rate,
+        rate_gain=None if rate is None else rate.gain,
+        rate_spread=None if rate is None else rate.spread,
         state=found,
     )
 
@@ -198,13 +203,6 @@ def _flops_for(curve: tuple[Floats, Floats], loss: float) -> float:
     return float(np.exp(np.interp(-loss, -losses, np.log(flops))))
 
 
-def _multiplier(laws: Draws, target: Cost, dense: int) -> Floats:
-    """The compute of dense for the losses of all candidates at the target, relative to it."""
-    loss, _ = laws.best(target)
-    reference = Draws(laws.linf, *(column[:, [dense]] for column in laws[1:]))
-    return np.asarray(np.exp(reference.cost_of(loss, target) - target.log_total))
-
-
 def _effects(state: SearchState, beliefs: list[Belief]) -> tuple[Effect, ...]:
     """The effects of omega, psi and nu, of those in which the trained candidates differ."""
     used = beliefs[0].features[: len(state.trained)]
@@ -217,13 +215,14 @@ def _effects(state: SearchState, beliefs: list[Belief]) -> tuple[Effect, ...]:
         if np.ptp(used[:, k]) < 0.1:
             continue
         pair = Draws(
-            base.linf,
+            *base[:4],
             np.column_stack([base.a, base.a[:, 0] + abs(change) * by_a[:, k]]),
             np.column_stack([base.b, base.b[:, 0] + abs(change) * by_b[:, k]]),
             np.tile(base.alpha, 2),
             np.tile(base.beta, 2),
+            np.tile(base.own_bend, (1, 2, 1)),
         )
-        ratio = _multiplier(pair, state.flops_target, 0)[:, 1]
+        ratio = pair.multipliers(state.flops_target)[:, 1]
         low, high = _interval(ratio)
         found.append(Effect(name, change, float(np.median(ratio)), low, high))
     return tuple(found)

@@ -169,7 +169,8 @@ def _result(out: Path, failures: Mapping[str, Failure]) -> SearchResult:
 
 def _check_budget(minutes: float | None, flops: float | None) -> None:
     if (minutes is None) == (flops is None):
-        both = "both minutes and flops are given" if minutes else "there is no budget"
+        given = minutes is not None
+        both = "both minutes and flops are given" if given else "there is no budget"
         raise EinlinearError(
             what=both,
             rule="a search has one budget, in minutes or in FLOPs",

@@ -20,6 +20,7 @@ from einlinear.runs.settings import ExpertsOf
 from einlinear.structures.named import named_call
 from einlinear.structures.plan import make_plan
 from einlinear.structures.sampling import sample_structures
+from einlinear.structures.taxonomy import taxonomy
 from einlinear.structures.text import parse
 from einlinear.structures.values import true_or_false, whole_number
 
@@ -85,6 +86,14 @@ class Candidate:
         return " ".join(map(str, (own, *rest)))
 
     @property
+    def taxonomy(self) -> tuple[float, float, float]:
+        """omega, psi and nu."""
+        if self.structure == _DENSE:
+            return 0.0, 1.0, 1.0
+        found = taxonomy(parse(self.structure))
+        return float(found.omega), float(found.psi), float(found.nu)
+
+    @property
     def exponents(self) -> tuple[float, float, float]:
         """omega, psi and nu at a large width, where fixed sizes count too."""
         if self.structure == _DENSE:
@@ -147,6 +156,9 @@ class SearchSpace:
                     fix=f"give a list, or leave {name} out",
                 )
             object.__setattr__(self, name, tuple(values))
+        for name in ("omega", "psi", "nu"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         true_or_false(self.head_aligned, "head_aligned")
         whole_number(self.sample, "sample", 0, _MOST)
         for number in self.num_experts:

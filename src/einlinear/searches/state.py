@@ -12,11 +12,11 @@ import numpy as np
 from einlinear.runs.config import RunConfig
 from einlinear.runs.record import RunRecord
 from einlinear.searches.decide import Outlook, look_ahead
-from einlinear.searches.draws import Cost, anchor_of
+from einlinear.searches.draws import Cost, target_beyond
 from einlinear.searches.ladder import Ladder
 from einlinear.searches.space import Candidate, features_of, kernel_of
 from einlinear.searches.spec import SearchSpec
-from einlinear.searches.surrogate import BEND, Belief, Trials, fit_surrogate
+from einlinear.searches.surrogate import BEND, Belief, SizeAndSteps, Trials, fit_surrogate
 from einlinear.show.numbers import FLOPS_PER_MAC
 
 RATES = (0.5, 2.0)
@@ -128,16 +128,15 @@ class SearchState:
     def belief(self) -> Belief:
         """What the runs say about all candidates, numbered by `order`."""
         if self._belief is None:
-            self._belief = self.belief_with(BEND)
+            self._belief = self.belief_with(BEND, (0.0, 0.0))
         return self._belief
 
-    def belief_with(self, bend: float) -> Belief:
-        """The same for another idea of how much curves bend."""
+    def belief_with(self, bend: float, centre: SizeAndSteps) -> Belief:
+        """The same for another idea of how much curves bend, and from where."""
         chosen = tuple(self.candidates[k] for k in self.order)
-        top = self._m(self.ladder.macs[-1]), self._t(self.spec.rungs.steps[-1])
-        anchor = anchor_of(self.flops_target, *top)
         features, kernel = features_of(chosen), kernel_of(chosen)
-        return fit_surrogate(self._trials(), features, kernel, anchor, bend=bend)
+        anchor = self.flops_target.anchor
+        return fit_surrogate(self._trials(), features, kernel, anchor, centre=centre, bend=bend)
 
     @property
     def run_numbers(self) -> dict[Chain, int]:
@@ -172,7 +171,9 @@ class SearchState:
         middle = self.ladder.macs[len(self.ladder.macs) // 2]
         step = FLOPS_PER_MAC * middle * self.ladder.counter.units_per_step
         steps = self.spec.rungs.steps[len(self.spec.rungs.steps) // 2]
-        return Cost(log(self.spec.target / (step * steps)))
+        m = np.array([self._m(macs) for macs in self.ladder.macs])
+        t = np.array([self._t(steps) for steps in self.spec.rungs.steps])
+        return target_beyond(log(self.spec.target / (step * steps)), m, t)
 
     @property
     def target(self) -> Cost:

@@ -45,8 +45,8 @@ def read_stops(out: str | Path) -> dict[str, Stop]:
     """Candidates that are stopped, by label, each with the decision since which it has been."""
     found: dict[str, Stop] = {}
     try:
-        lines = (Path(out) / STOPS).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
+        lines = (Path(out) / STOPS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
         return {}
     for line in lines:
         try:

@@ -8,9 +8,10 @@ beta). All candidates share linf. Their exponents are close to common ones; thei
 depend on omega, psi and nu, and vary around that, less so for candidates that are alike. How close
 and how much is estimated too, so a candidate without a run is predicted from all others.
 
-No curve is a power law everywhere. The law is that at the target; away from it, log losses bend by
-a quadratic in m and t, one that all candidates share and a smaller one of each. Small runs, far
-from the target, thus say less about it, and intervals widen with the distance.
+No curve is a power law everywhere. Log losses bend by quadratics in m and t: one that all
+candidates share, which is 0 at the target, where the law is meant to hold; and a smaller one of
+each, which is 0 at a centre, by default the middle of the runs, and grows from there. Runs far from
+the target thus say less about it, and intervals widen with the distance.
 Ref: [H22] for the law.
 """
 
@@ -35,6 +36,9 @@ _GUESS_WEIGHT = 4.0  # observations that a first guess of a spread is worth
 _ROUNDS, _ROUNDS_AGAIN, _STEPS = 4, 1, 30  # fewer rounds after a start
 _SETTLED = 1e-5
 
+
+SizeAndSteps = tuple[float, float]
+"""m and t."""
 
 BEND = 0.02
 """The usual standard deviation of the common bend."""
@@ -80,14 +84,15 @@ class RunNoise(NamedTuple):
 class Belief:
     """What the trials say about all candidates: a normal distribution of all parameters.
 
-    features: candidates x effects. top: the lowest loss. anchor: m and t near the target. The first
-    parameters are those that all share, then follow those of each candidate, and one of each seed.
-    Noise of runs is integrated out.
+    features: candidates x effects. top: the lowest loss. anchor: m and t from which all bend alike;
+    centre: the same for own bends. The first parameters are those that all share, then follow those
+    of each candidate, and one of each seed. Noise of runs is integrated out.
     """
 
     features: Floats
     top: float
-    anchor: tuple[float, float]
+    anchor: SizeAndSteps
+    centre: SizeAndSteps
     mean: Floats
     covariance: Floats
     spreads: Spreads
@@ -96,7 +101,7 @@ class Belief:
 
     @property
     def _model(self) -> _Model:
-        return _Model(self.features, self.top, self.anchor, self.seeds)
+        return _Model(self.features, self.top, self.anchor, self.centre, self.seeds)
 
     def loss(self, candidate: Ints, m: Floats, t: Floats) -> Floats:
         """The most likely losses of runs, which bend away from the law."""
@@ -105,12 +110,6 @@ class Belief:
     def rows(self, candidate: Ints, m: Floats, t: Floats) -> Floats:
         """Derivatives of the log loss by all parameters; those by seeds are 0."""
         return self._model.look(self.mean, candidate, m, t)[1]
-
-    def law_rows(self, candidate: Ints, m: Floats, t: Floats) -> Floats:
-        """The same for the log loss of the law, without bends."""
-        rows = self.rows(candidate, m, t)
-        rows[:, self._model.bends] = 0.0
-        return rows
 
     def draws(self, count: int, random: np.random.Generator) -> Draws:
         """Draw laws of all candidates."""
@@ -121,18 +120,14 @@ class Belief:
     ) -> tuple[Draws, tuple[Floats, Floats]]:
         """Draw laws of a candidate like dense, and effects of the features on its A and B."""
         drawn = self._drawn(self._model.first_local, count, random)
-        alone = _Model(np.zeros((1, self.features.shape[1])), self.top, self.anchor, 0)
+        alone = self._model._replace(features=np.zeros((1, self.features.shape[1])), seeds=0)
         laws = alone.laws(np.pad(drawn, ((0, 0), (0, _LOCAL))))
         by_a, by_b = np.split(drawn[:, _GLOBAL:], 2, axis=1)
         return laws, (by_a, by_b)
 
     def _drawn(self, end: int, count: int, random: np.random.Generator) -> Floats:
-        """Draw the first parameters; bends, which laws do not have, stay 0."""
-        kept = np.setdiff1d(np.arange(end), self._model.bends)
-        root = np.linalg.cholesky(self.covariance[np.ix_(kept, kept)] + 1e-12 * np.eye(len(kept)))
-        drawn = np.zeros((count, end))
-        drawn[:, kept] = self.mean[kept] + random.standard_normal((count, len(kept))) @ root.T
-        return drawn
+        root = np.linalg.cholesky(self.covariance[:end, :end] + 1e-12 * np.eye(end))
+        return np.asarray(self.mean[:end] + random.standard_normal((count, end)) @ root.T)
 
     def middle(self) -> Draws:
         """The most likely laws, as one draw."""
@@ -144,7 +139,8 @@ class _Model(NamedTuple):
 
     features: Floats
     top: float
-    anchor: tuple[float, float]
+    anchor: SizeAndSteps
+    centre: SizeAndSteps
     seeds: int
 
     @property
@@ -168,11 +164,6 @@ class _Model(NamedTuple):
     def own_bends(self) -> Ints:
         return self.places(*range(_LOCAL - _BENDS, _LOCAL))
 
-    @property
-    def bends(self) -> Ints:
-        """Where all bends are, the common one first."""
-        return np.concatenate([np.arange(_FIRST_BEND, _GLOBAL), self.own_bends])
-
     def laws(self, values: Floats) -> Draws:
         """The laws of rows of parameters."""
         effects = self.features.shape[1]
@@ -183,10 +174,14 @@ class _Model(NamedTuple):
         by_b = values[:, _GLOBAL + effects : self.first_local] @ self.features.T
         return Draws(
             linf=self.top * _sigmoid(values[:, 0]),
+            anchor=np.tile(self.anchor, (len(values), 1)),
+            centre=np.tile(self.centre, (len(values), 1)),
+            bend=values[:, _FIRST_BEND:_GLOBAL],
             a=values[:, 3, None] + by_a + local[..., 0],
             b=values[:, 4, None] + by_b + local[..., 1],
             alpha=np.exp(values[:, 1, None] + local[..., 2]),
             beta=np.exp(values[:, 2, None] + local[..., 3]),
+            own_bend=local[..., _LOCAL - _BENDS :],
         )
 
     def look(self, values: Floats, candidate: Ints, m: Floats, t: Floats) -> tuple[Floats, Floats]:
@@ -211,10 +206,13 @@ class _Model(NamedTuple):
             rows[place, own + k] = column
         far_m, far_t = m - self.anchor[0], t - self.anchor[1]
         bend = np.zeros(len(candidate))
-        for k, column in enumerate((far_m**2, far_m * far_t, far_t**2)):
+        own_m, own_t = m - self.centre[0], t - self.centre[1]
+        common = far_m**2, far_m * far_t, far_t**2
+        single = own_m**2, own_m * own_t, own_t**2
+        for k in range(_BENDS):
             at = own + _LOCAL - _BENDS + k
-            rows[:, _FIRST_BEND + k] = rows[place, at] = column
-            bend += (values[_FIRST_BEND + k] + values[at]) * column
+            rows[:, _FIRST_BEND + k], rows[place, at] = common[k], single[k]
+            bend += values[_FIRST_BEND + k] * common[k] + values[at] * single[k]
         return np.log(loss) + bend, rows
 
 
@@ -268,32 +266,35 @@ def fit_surrogate(
     trials: Trials,
     features: Floats,
     kernel: Floats,
-    anchor: tuple[float, float],
+    anchor: SizeAndSteps,
     start: Belief | None = None,
+    *,
+    centre: SizeAndSteps = (0.0, 0.0),
     bend: float = BEND,
 ) -> Belief:
     """The belief after trials of the first candidates.
 
     kernel: how alike all candidates are. Those without trials are predicted from the others.
-    anchor: m and t near the target, where curves follow the law.
+    anchor: m and t near the target, from which all curves bend alike.
     start: a belief about the same candidates in the same order; it saves time, and changes the
         result by little.
+    centre: from where the curves of each candidate bend, too.
     bend: how much all curves may bend alike, as a standard deviation.
     """
     seen, seeds = int(trials.candidate.max()) + 1, int(trials.seed.max()) + 1
-    model = _Model(features[:seen], float(trials.loss.min()), anchor, seeds)
+    model = _Model(features[:seen], float(trials.loss.min()), anchor, centre, seeds)
     data = _Data.of(model, trials)
     inverse = np.asarray(np.linalg.inv(kernel[:seen, :seen]), np.float64)
-    centre = _first_values(model)
-    values = centre if start is None else _values_again(model, start)
+    prior = _first_values(model)
+    values = prior if start is None else _values_again(model, start)
     spreads = Spreads() if start is None else start.spreads
     for _ in range(_ROUNDS if start is None else _ROUNDS_AGAIN):
         precision = _precision(model, inverse, spreads, bend)
-        values, matrix = _climb(data, values, centre, precision, spreads)
+        values, matrix = _climb(data, values, prior, precision, spreads)
         covariance = np.asarray(np.linalg.inv(matrix), np.float64)
         used, spreads = spreads, _new_spreads(data, inverse, values, covariance, spreads)
     runs = RunNoise(data.means(data.look(values)[1]), *data.known(used))
-    belief = Belief(*model[:3], values, covariance, spreads, seeds, runs)
+    belief = Belief(*model[:4], values, covariance, spreads, seeds, runs)
     return _extend(belief, features, kernel) if seen < len(features) else belief
 
 
@@ -401,8 +402,8 @@ def _new_spreads(
 def _extend(belief: Belief, features: Floats, kernel: Floats) -> Belief:
     """Add candidates without trials: what the others say of them, and what they do not."""
     seen = len(belief.features)
-    old = _Model(belief.features, belief.top, belief.anchor, belief.seeds)
-    new = _Model(features, belief.top, belief.anchor, belief.seeds)
+    old = _Model(belief.features, belief.top, belief.anchor, belief.centre, belief.seeds)
+    new = old._replace(features=features)
     spreads = belief.spreads
     weights = np.linalg.solve(kernel[:seen, :seen], kernel[:seen, seen:]).T
     rest = kernel[seen:, seen:] - weights @ kernel[:seen, seen:]

@@ -8,6 +8,7 @@ from einlinear.searches.answer import Answer, Effect, LeaderboardRow
 from einlinear.show.numbers import listed, short
 from einlinear.show.tables import facts_text, text_table
 
+_SURE = 1.645  # standard deviations: better with 95 % probability
 _WIDE = 10.0  # an interval from its low to so many times that is too wide
 _CHANGES = {
     "omega": "Sharing parameters (ω from 0 to 1/2)",
@@ -57,12 +58,9 @@ def short_names_text(rows: Iterable[LeaderboardRow], width: int | None = None) -
 def conclusions(answer: Answer) -> list[str]:
     """What follows from the runs, a sentence or two each."""
     found = [_winner(answer), _seen(answer), _separation(answer), *map(_effect, answer.effects)]
-    edge = [row for row in answer.rows if row.rate not in (None, 1.0)]
-    for row in edge:
-        found.append(
-            f"{row.label} is better with {row.rate:g} times the learning rate; the table has its "
-            "loss there, and a still other rate may be better."
-        )
+    for row in answer.rows:
+        if (rate := rate_words(row)) is not None:
+            found.append(f"{row.label} {rate}; the table has its loss there.")
     for names, what in ((answer.diverged, "diverged"), (answer.failed, "failed")):
         if names:
             found.append(f"Runs of {listed(names, 5)} {what}; they take no further part.")
@@ -73,9 +71,18 @@ def conclusions(answer: Answer) -> list[str]:
     )
     found.append(
         f"The largest run has {short(answer.largest)} FLOPs, {answer.target / answer.largest:.0f} "
-        "times less than the target. Intervals allow for curves that bend on the way."
+        "times less than the target. Intervals allow for curves that bend on the way, "
+        "as far as runs can tell."
     )
     return [text for text in found if text]
+
+
+def rate_words(row: LeaderboardRow) -> str | None:
+    """What the final check says of a row's learning rate; None if the usual one is best."""
+    if row.rate in (None, 1.0) or row.rate_gain is None or row.rate_spread is None:
+        return None
+    verb = "is" if row.rate_gain > _SURE * row.rate_spread else "may be"
+    return f"{verb} better with {row.rate:g} times the learning rate"
 
 
 def paste_code(row: LeaderboardRow) -> str:
@@ -127,9 +134,10 @@ def _seen(answer: Answer) -> str:
         row = next((row for row in answer.rows[1:] if (row.seen or 0.0) > 1.0), row)
     if row.label == "dense" or row.seen is None or row.seen_flops is None:
         return ""
-    seen = f"{row.seen:.2f} times, at {short(row.seen_flops)} FLOPs"
+    seen = f"{row.seen:.2f} times the FLOPs, at {short(row.seen_flops)}"
     if is_dense:
-        return f"In the runs themselves {row.label} is ahead ({seen}), but falls behind by the law."
+        text = f"In the runs themselves, dense needs {seen}, of {row.label}"
+        return f"{text}; at the target it is predicted to win."
     return f"That is predicted. In the runs themselves, dense needs {seen}."
 
 
@@ -139,10 +147,10 @@ def _separation(answer: Answer) -> str:
         return "No other candidate can win by its interval."
     names = listed([row.label for row in close], 3)
     more = answer.more_budget
-    how = "more than 100 times" if more is None else f"about {more:.1f} times"
+    how = "more than 100 times" if more is None else f"at least about {more:.1f} times"
     if more is not None and more <= 1.0:
         return f"{names} may still win, though not probably."
-    return f"This budget does not tell it from {names}: {how} the budget would."
+    return f"This budget does not tell {answer.rows[0].label} from {names}: {how} it would."
 
 
 def _effect(effect: Effect) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from einlinear.bench.replay.tables import TARGET_TIMES, RunTable
 from einlinear.laws.observations import Floats
-from einlinear.searches.draws import Cost, Draws
+from einlinear.searches.draws import Cost, Draws, target_beyond
 from einlinear.searches.space import Candidate, SearchSpace, features_of
 
 _EFFECTS_A = (0.6, 0.4, 0.0, 0.0), (0.15, 0.15, 0.12, 0.0)  # means and spreads, per feature
@@ -60,17 +59,17 @@ def synthetic_table(family: Family, seed: int) -> RunTable:
     )
     middle = 2.0 ** (levels // 2 + rungs // 2)
     cost = 2.0 ** np.add.outer(np.arange(levels), np.arange(rungs))
-    target = Cost(log(TARGET_TIMES * cost[-1, -1] / middle))
+    target = target_beyond(log(TARGET_TIMES * cost[-1, -1] / middle), m, t)
     laws = _laws(random, candidates)
     if family.dense_wins:
         laws = _worse_than_dense(laws, target, random.uniform(*_CHANCE))
-    grid_m, grid_t = m[:, None, None], t[None, :, None]
-    a, b, alpha, beta = (column[0][:, None, None, None] for column in laws[1:])
-    loss = laws.linf[0] + np.exp(a - alpha * grid_m) + np.exp(b - beta * grid_t)
     count = len(candidates)
-    noise, bends = _noise(random, family, count), _bends(random, family, count)
-    bent = _bend_at([bend[:, None, None, None] for bend in bends], grid_m, grid_t)
-    loss = np.asarray(loss * np.exp(noise + bent), np.float64)
+    noise = _noise(random, family, count)
+    laws = laws._replace(own_bend=_bends(random, family, count))
+    places = [one.ravel() for one in np.meshgrid(m, t, indexing="ij")]
+    loss = np.array([laws.at(np.full(count, x), np.full(count, y))[0]
+                     for x, y in zip(*places, strict=True)])  # fmt: skip
+    loss = loss.T.reshape(count, levels, rungs, 1) * np.exp(noise)
     return RunTable(
         candidates,
         np.tile(m, (count, 1)),
@@ -78,7 +77,7 @@ def synthetic_table(family: Family, seed: int) -> RunTable:
         loss,
         np.tile(cost, (count, 1, 1)),
         target,
-        _truth(laws, target, bends),
+        laws.multipliers(target)[0],
     )
 
 
@@ -107,10 +106,14 @@ def _laws(random: np.random.Generator, candidates: tuple[Candidate, ...]) -> Dra
 
     return Draws(
         linf=np.array([random.uniform(0.6, 1.1)]),
+        anchor=np.zeros((1, 2)),
+        centre=np.zeros((1, 2)),
+        bend=np.zeros((1, 3)),
         a=offsets(log(random.uniform(0.35, 0.55)), _EFFECTS_A, spread[0])[None],
         b=offsets(log(random.uniform(0.25, 0.45)), _EFFECTS_B, spread[1])[None],
         alpha=alpha * np.exp(bend * random.standard_normal((1, count))),
         beta=beta * np.exp(bend * random.standard_normal((1, count))),
+        own_bend=np.zeros((1, count, 3)),
     )
 
 
@@ -123,30 +126,15 @@ def _worse_than_dense(laws: Draws, target: Cost, best: float) -> Draws:
         a[:, 0], b[:, 0] = laws.a[:, 0], laws.b[:, 0]
         moved = laws._replace(a=a, b=b)
         loss = moved.best(target)[0][:, 1:].min()
-        dense = Draws(moved.linf, *(column[:, :1] for column in moved[1:]))
-        found = dense.cost_of(np.array([[loss]]), target)[0, 0] - target.log_total
+        found = moved.take([0]).cost_of(np.array([[loss]]), target)[0, 0] - target.log_total
         low, high = (shift, high) if found > log(best) else (low, shift)
     return moved
 
 
-def _truth(laws: Draws, target: Cost, bends: Floats) -> Floats:
-    """The multipliers at the target, where curves have left the law by their bends."""
-    loss, m = laws.best(target)
-    bent = _bend_at(bends, m[0], target.steps(m[0]))
-    dense = Draws(laws.linf, *(column[:, :1] for column in laws[1:]))
-    # Dense bends too: about as much there as at the target.
-    found = dense.cost_of(loss * np.exp(bent - bent[0]), target)[0]
-    return np.asarray(np.exp(found - target.log_total))
-
-
 def _bends(random: np.random.Generator, family: Family, count: int) -> Floats:
     """Curvature of log losses that no run can average away: three numbers for each structure."""
-    return np.asarray(family.bend / log(2) ** 2 * random.standard_normal((3, count)))
-
-
-def _bend_at(bends: Sequence[Floats] | Floats, m: Floats, t: Floats) -> Floats:
-    """How far log losses leave the law at a size and a number of steps."""
-    return np.asarray(bends[0] * m**2 + bends[1] * m * t + bends[2] * t**2)
+    unit = family.bend / log(2) ** 2
+    return np.asarray(unit * random.standard_normal((3, count)).T[None])
 
 
 def _noise(random: np.random.Generator, family: Family, count: int) -> Floats:

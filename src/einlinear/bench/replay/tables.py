@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from einlinear.errors import EinlinearError
 from einlinear.laws.observations import Floats, Ints
 from einlinear.runs.directory import RunDirectory
 from einlinear.runs.record import RunRecord
-from einlinear.searches.draws import Cost, Draws, anchor_of
+from einlinear.searches.draws import Cost, target_beyond
 from einlinear.searches.space import Candidate, features_of, kernel_of
 from einlinear.searches.surrogate import Belief, Trials, fit_surrogate
 from einlinear.show.numbers import FLOPS_PER_MAC
@@ -68,10 +69,13 @@ class RunTable:
         """What all runs of the table cost."""
         return float(self.seeds * self.cost[:, :, -1].sum())
 
-    def fit(self, order: Sequence[int], reached: Ints, start: Belief | None = None) -> Belief:
+    def fit(
+        self, order: Sequence[int], reached: Ints, start: Belief | None = None, **ideas: Any
+    ) -> Belief:
         """What runs up to the rungs `reached` (-1 for none) say.
 
         order: candidates as the belief numbers them, those that have runs first.
+        ideas: of how curves bend, as of `fit_surrogate`.
         """
         order = list(order)
         shown = reached[order][:, :, None] >= np.arange(self.rungs)[None, None, :, None]
@@ -88,14 +92,13 @@ class RunTable:
             self.loss[number, level, rung, seed],
         )
         features, kernel = self.features[order], self.kernel[np.ix_(order, order)]
-        anchor = anchor_of(self.target, float(self.m[0, -1]), float(self.t[-1]))
-        return fit_surrogate(trials, features, kernel, anchor, start)
+        return fit_surrogate(trials, features, kernel, self.target.anchor, start, **ideas)
 
     def full_analysis(self) -> Floats:
         """The multipliers that all runs of the table together give: what a search should find."""
         whole = np.full((len(self.candidates), self.levels, self.seeds), self.rungs - 1)
         belief = self.fit(range(len(self.candidates)), whole)
-        return multipliers_of(belief.middle(), self.target)
+        return np.asarray(belief.middle().multipliers(self.target)[0])
 
     @classmethod
     def from_records(cls, records: Iterable[RunRecord]) -> RunTable:
@@ -140,7 +143,7 @@ class RunTable:
         m = np.log(sizes / sizes[0, levels // 2])
         t = np.log(np.array(steps) / steps[len(steps) // 2])
         middle = cost[0, levels // 2, len(steps) // 2]
-        target = Cost(log(TARGET_TIMES * cost[0, -1, -1] / middle))
+        target = target_beyond(log(TARGET_TIMES * cost[0, -1, -1] / middle), m[0], t)
         return cls(order, m, t, loss, cost, target)
 
     @classmethod
@@ -149,13 +152,6 @@ class RunTable:
         found = sorted(path.parent for path in folder.rglob("record.json"))
         records = (RunDirectory(path).read_record() for path in found)
         return cls.from_records(record for record in records if record is not None)
-
-
-def multipliers_of(laws: Draws, target: Cost) -> Floats:
-    """How many times less compute than the first candidate each needs, by one draw of laws."""
-    loss, _ = laws.best(target)
-    dense = Draws(laws.linf, *(column[:, :1] for column in laws[1:]))
-    return np.asarray(np.exp(dense.cost_of(loss, target)[0] - target.log_total))
 
 
 def _common_steps(records: Sequence[RunRecord]) -> list[int]:
