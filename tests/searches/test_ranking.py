@@ -95,9 +95,9 @@ def test_code_for_heads_and_experts():
 def test_what_was_seen_is_told_beside_what_is_predicted():
     dense = make_row("dense", seen=1.0)
     btt = make_row("btt", seen=1.6, seen_flops=2e12)
-    told = "In the runs themselves, dense needs 1.60 times the FLOPs, at 2.00e12"
+    told = "In the runs themselves, dense needs 1.60 times the FLOPs of btt, at 2.00e12"
     assert f"That is predicted. {told}." in conclusions(make_answer([btt, dense]))
-    ahead = f"{told}, of btt; at the target it is predicted to win."
+    ahead = f"{told}, but is predicted to win at the target."
     assert ahead in conclusions(make_answer([dense, btt]))
     behind = make_row("btt", seen=0.9)
     assert not any("runs themselves" in text for text in conclusions(make_answer([dense, behind])))

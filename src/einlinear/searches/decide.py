@@ -16,6 +16,15 @@ from einlinear.searches.surrogate import Belief
 OVERHEAD = 0.02
 """Of what was spent so far, the least that a run counts as: for less, deciding is not worth it."""
 
+OPENING_RUNG = 1
+"""The rung of the first runs."""
+
+LARGEST_SHARE = 0.5
+"""The most that one run may cost, of what is left."""
+
+COMPARE_EVERY = 3
+"""Of so many runs, one is chosen to compare the leader with dense."""
+
 HOPELESS = 0.01  # a candidate that is better than the leader in fewer draws is stopped
 _DRAWS = 400
 

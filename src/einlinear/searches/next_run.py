@@ -9,17 +9,23 @@ from typing import Literal
 import numpy as np
 
 from einlinear.runs.config import RunConfig
-from einlinear.searches.decide import OVERHEAD, Choice, Outlook, best_option, draw_rival
+from einlinear.searches.decide import (
+    COMPARE_EVERY,
+    LARGEST_SHARE,
+    OPENING_RUNG,
+    OVERHEAD,
+    Choice,
+    Outlook,
+    best_option,
+    draw_rival,
+)
 from einlinear.searches.state import RATES, SearchState, flops_of
 from einlinear.searches.stops import Stop
 
 RESERVED = 0.15
 """The share of the budget for the final check of learning rates."""
 
-_OPENING = 1  # the rung of the first runs
-_LARGEST = 0.5  # the most that one run may cost, of what is left
 _FINALISTS = 3
-_EVERY = 3  # of so many runs, one is chosen to compare the leader with dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ def _opening(state: SearchState) -> Iterator[tuple[_Place, str]]:
 
 def _first(state: SearchState, c: int, level: int, why: str) -> Iterator[tuple[_Place, str]]:
     if (c, level, 0) not in state.tally.longest and c not in state.left_out:
-        yield (c, level, _OPENING - min(level, _OPENING) * (c > 0), 0), why
+        yield (c, level, OPENING_RUNG - min(level, OPENING_RUNG) * (c > 0), 0), why
 
 
 def _informed(state: SearchState, busy: list[_Place], left: float) -> NextRun | None:
@@ -91,9 +97,9 @@ def _informed(state: SearchState, busy: list[_Place], left: float) -> NextRun | 
     trained = np.arange(len(state.trained))
     rival = draw_rival(view, trained, random)
     reference = state.order.index(0)
-    if len(state.records) % _EVERY == 0 and view.leader != reference:
+    if len(state.records) % COMPARE_EVERY == 0 and view.leader != reference:
         rival = reference  # how much better than dense the leader is counts, too
-    most = _LARGEST * left
+    most = LARGEST_SHARE * left
     pair = dict.fromkeys((view.leader, rival, reference))
     options = [option for k in pair for option in _options(state, k, busy, most)]
     running = [_option(state, state.order.index(p[0]), *p[1:]) for p in busy if p[0] in state.order]

@@ -134,10 +134,9 @@ def _seen(answer: Answer) -> str:
         row = next((row for row in answer.rows[1:] if (row.seen or 0.0) > 1.0), row)
     if row.label == "dense" or row.seen is None or row.seen_flops is None:
         return ""
-    seen = f"{row.seen:.2f} times the FLOPs, at {short(row.seen_flops)}"
+    seen = f"{row.seen:.2f} times the FLOPs of {row.label}, at {short(row.seen_flops)}"
     if is_dense:
-        text = f"In the runs themselves, dense needs {seen}, of {row.label}"
-        return f"{text}; at the target it is predicted to win."
+        return f"In the runs themselves, dense needs {seen}, but is predicted to win at the target."
     return f"That is predicted. In the runs themselves, dense needs {seen}."
 
 

@@ -10,16 +10,23 @@ import numpy as np
 from einlinear.bench.replay.optuna_methods import gp_proposal
 from einlinear.bench.replay.tables import RunTable, Session
 from einlinear.laws.observations import Floats, Ints
-from einlinear.searches.decide import OVERHEAD, Choice, Outlook, best_option, draw_rival, look_ahead
+from einlinear.searches.decide import (
+    COMPARE_EVERY,
+    LARGEST_SHARE,
+    OPENING_RUNG,
+    OVERHEAD,
+    Choice,
+    Outlook,
+    best_option,
+    draw_rival,
+    look_ahead,
+)
 from einlinear.searches.space import FIRST_TRIED
 from einlinear.searches.surrogate import Belief
 
 Proposer = Callable[[Floats, Outlook, Collection[int], int], int]
 """Features and outlook of all candidates, those without a run, and a seed -> one of the latter."""
 
-_OPENING = 1  # the rung of the first runs
-_LARGEST = 0.5  # the most that one run may cost, of what is left
-_EVERY = 3  # of so many runs, one is chosen to compare the leader with dense
 _PROPOSALS = 4  # of so many runs, one is of a new structure that a proposer names
 
 
@@ -67,7 +74,7 @@ def _next(
     """The run that narrows the decision between the leader and a rival most."""
     table = session.table
     rival = draw_rival(view, np.arange(len(session.order)), random)
-    if turn % _EVERY == 0 and view.leader != 0:
+    if turn % COMPARE_EVERY == 0 and view.leader != 0:
         rival = 0  # how much better than dense the leader is counts, too
     runs, pair = _run_numbers(session), dict.fromkeys((view.leader, rival, 0))
     options = [choice for k in pair for choice in _options(session, k, order[k], runs)]
@@ -105,7 +112,7 @@ def propose_by_gp(features: Floats, view: Outlook, untried: Collection[int], see
 def _try_first(session: Session, candidate: int) -> None:
     """The first runs of a structure: dense at every size, others at two."""
     for level in range(session.table.levels if candidate == 0 else min(2, session.table.levels)):
-        session.train(candidate, level, _OPENING if level == 0 or candidate == 0 else 0, 0)
+        session.train(candidate, level, OPENING_RUNG if level == 0 or candidate == 0 else 0, 0)
 
 
 def _run_numbers(session: Session) -> Ints:
@@ -125,7 +132,7 @@ def _options(session: Session, k: int, candidate: int, runs: Ints) -> Iterator[C
             m, run = float(table.m[candidate, level]), int(runs[candidate, level, seed])
             for rung in range(held + 1, table.rungs):
                 price = session.price(candidate, level, rung, seed)
-                if price <= _LARGEST * session.left:
+                if price <= LARGEST_SHARE * session.left:
                     yield Choice(k, level, rung, seed, price, m, float(table.t[rung]), run)
             if held < 0:
                 break  # seeds are used in turn, so that they are those of dense too
