@@ -274,6 +274,10 @@ def test_the_warm_up_of_short_runs():
             ['expert_layers is "vo", and the task is cifar', "text and pixels", '"all"'],
         ),
         ({"task": "regression", "expert_layers": "ffn"}, ['expert_layers is "ffn"', "regression"]),
+        (
+            {"num_experts": 4, "experts": "ffn", "expert_layers": "vo"},
+            ['expert_layers is "vo", and experts is "ffn"', 'experts="linear"'],
+        ),
         ({"tied": True, "convert_head": True, "structure": "btt"}, ["the head is tied"]),
         ({"compile": 1}, ["compile is 1"]),
         ({"data": ""}, ["data is ''"]),

@@ -207,7 +207,6 @@ ALIKE = [
         {"parametrization": "naive", "structure": "low_rank", "weight_norm": False},
         {"factor_init": "fan_in"},
     ),
-    ({"experts": "ffn", "num_experts": 3}, {"expert_layers": "vo"}),
     ({}, {"num_heads": 2, "head_size": None}),
     ({}, {"decay": "standard"}),
     ({}, {"final_rate": 0.5}),
