@@ -312,6 +312,16 @@ def test_compiled(positions):
     assert model.blocks[0].attention.q_proj.weight.grad.any()
 
 
+@pytest.mark.no_cover
+@pytest.mark.slow
+def test_compiled_for_any_number_of_tokens():
+    model = drawn(small("learned"))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for count in (4, 3, 1):
+        few = tokens()[:, :count]
+        torch.testing.assert_close(compiled(few), model(few), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_half_precision(positions):
     model = drawn(small(positions), std=0.1)

@@ -296,13 +296,17 @@ class Attention(nn.Module):
             k_bhjd = rotated(k_bhjd, order.cos, order.sin)
         if cache is not None:
             k_bhjd, v_bhjd = cache.extend(k_bhjd, v_bhjd)
+        # Without a bias there is no cache yet, or one token that sees everything before it. The
+        # branch makes a bool of a number of tokens that torch.compile only knows as a symbol.
+        is_causal = False
+        if order.bias is None and x.shape[1] > 1:
+            is_causal = True
         mixed_bhid = scaled_dot_product_attention(
             q_bhid,
             k_bhjd,
             v_bhjd,
             attn_mask=order.bias,
-            # Without a bias there is no cache yet, or one token that sees everything before it.
-            is_causal=order.bias is None and x.shape[1] > 1,
+            is_causal=is_causal,
             scale=8 / self.head_size,
         )
         order_of_axes = (0, 2, 3, 1) if self.heads_inner else (0, 2, 1, 3)

@@ -50,8 +50,8 @@ class Draws(NamedTuple):
 
     def at(self, m: Floats, t: Floats) -> Floats:
         """The loss at a size and a number of steps."""
-        law = self.linf[:, None] + np.exp(self.a - self.alpha * m) + np.exp(self.b - self.beta * t)
-        return np.asarray(law * np.exp(self.bent(m, t)))
+        law = self.linf[:, None] + _exp(self.a - self.alpha * m) + _exp(self.b - self.beta * t)
+        return np.asarray(law * _exp(self.bent(m, t)))
 
     def bent(self, m: Floats, t: Floats) -> Floats:
         """How far log losses leave the law."""
@@ -78,9 +78,9 @@ class Draws(NamedTuple):
         loss, _ = self.best(cost)
         own = self.take([reference])
         usual, m = own.best(cost)
-        straight = np.exp(-own.bent(m, cost.steps(m)))
+        straight = _exp(-own.bent(m, cost.steps(m)))
         more = own.cost_of(loss * straight, cost) - own.cost_of(usual * straight, cost)
-        return np.asarray(np.exp(more))
+        return _exp(more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,17 @@ class Cost:
         return np.asarray(self.log_total - self.log_step - self.exponent * m)
 
 
+def _exp(values: Floats) -> Floats:
+    """The exponential; what is so far away that it means nothing stays finite."""
+    return np.asarray(np.exp(np.clip(values, -_FARTHEST, _FARTHEST)))
+
+
 def _quadratic(weights: Floats, m: Floats, t: Floats) -> Floats:
     return np.asarray(weights[..., 0] * m**2 + weights[..., 1] * m * t + weights[..., 2] * t**2)
 
 
 _REACH = np.log(4.0)
+_FARTHEST = 50.0
 
 
 def target_beyond(log_total: float, m: Floats, t: Floats) -> Cost:
