@@ -149,7 +149,7 @@ def _separation(answer: Answer) -> str:
     how = "more than 100 times" if more is None else f"at least about {more:.1f} times"
     if more is not None and more <= 1.0:
         return f"{names} may still win, though not probably."
-    return f"This budget does not tell {answer.rows[0].label} from {names}: {how} it would."
+    return f"This budget does not tell {answer.rows[0].label} from {names}: that takes {how} it."
 
 
 def _effect(effect: Effect) -> str:
