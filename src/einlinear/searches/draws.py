@@ -11,6 +11,9 @@ import numpy as np
 
 from einlinear.laws.observations import Floats, Ints
 
+_REACH = np.log(4.0)  # models at the target are at most four times as large as at its anchor
+_FARTHEST = 50.0  # logarithms beyond mean nothing
+
 
 class Draws(NamedTuple):
     """Laws of draws x candidates.
@@ -110,14 +113,10 @@ def _quadratic(weights: Floats, m: Floats, t: Floats) -> Floats:
     return np.asarray(weights[..., 0] * m**2 + weights[..., 1] * m * t + weights[..., 2] * t**2)
 
 
-_REACH = np.log(4.0)
-_FARTHEST = 50.0
-
-
 def target_beyond(log_total: float, m: Floats, t: Floats) -> Cost:
-    """A target beyond runs of sizes `m` and steps `t`: the law is meant to hold there.
+    """A target beyond runs of sizes `m` and steps `t`, both growing.
 
-    Models at the target are at most four times as large as half of the way to it, in logarithms.
+    Its anchor is as far beyond the largest size as beyond the most steps.
     """
     beyond = (log_total - m[-1] - t[-1]) / 2
     anchor = float(m[-1] + beyond), float(t[-1] + beyond)
