@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear.sweeps import study as study_module
-from einlinear.sweeps.study import Study, as_study, load_study
+from einlinear.sweeps.study import Study, as_study, load_study, without_settings
 from einlinear.sweeps.sweep import prepare_directory
 
 TEXT = """
@@ -69,6 +69,59 @@ def test_several_grids_and_what_they_share():
     )
     seen = [(c.structure, c.width) for c in configs(study)]
     assert seen == [("dense", 32), ("dense", 64), ("btt", 64)], "dense 64 is run once"
+
+
+def test_settings_that_vary_together(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(
+        '[base]\ntask = "text"\nsteps = 5\n'
+        '[[grid]]\nstructure = ["dense", "btt"]\n"width, steps" = [[32, 10], [64, 20]]\n'
+        '[[grid]]\nstructure = "btt"\n"width,flops,seed" = [[32, 1e9, 1]]\n'
+    )
+    study = load_study(path)
+    seen = [(c.config.structure, c.config.width, c.config.steps) for c in study.cells[:4]]
+    pairs = [(32, 10), (64, 20)]
+    assert seen == [(name, *pair) for name in ("dense", "btt") for pair in pairs]
+    assert (study.cells[4].flops, study.cells[4].config.seed) == (1e9, 1)
+    path.write_text(study.to_toml())
+    assert load_study(path) == study
+
+
+@pytest.mark.parametrize(
+    ("dropped", "left"),
+    [
+        ({"seed"}, {"width, steps, lr": [[32, 10, 0.1], [64, 20, 0.1], [64, 20, 0.2]]}),
+        ({"lr"}, {"width, steps": [[32, 10], [64, 20]], "seed": [0, 1]}),
+        ({"steps", "lr"}, {"width": [32, 64], "seed": [0, 1]}),
+        ({"width", "steps", "lr"}, {"seed": [0, 1]}),
+    ],
+)
+def test_a_grid_without_settings_that_vary_together(dropped, left):
+    rows = [[32, 10, 0.1], [64, 20, 0.1], [64, 20, 0.2]]
+    assert without_settings({"width, steps, lr": rows, "seed": [0, 1]}, dropped) == left
+
+
+@pytest.mark.parametrize(
+    ("grid", "what"),
+    [
+        ({"width, steps": [[32]]}, "width, steps in grid is [[32]]"),
+        ({"width, steps": 32}, "width, steps in grid is 32"),
+        ({"width, steps": []}, "width, steps in grid is []"),
+        ({"width, steps": [[32, 10], [32, 10]]}, "width, steps is [[32, 10], [32, 10]]"),
+        ({"width": 32, "width, steps": [[32, 10]]}, "width is in 'width' and in 'width, steps'"),
+        ({"width, stops": [[32, 10]]}, "unknown setting 'stops'"),
+        ({"width, steps": [[32, 0]]}, "steps is 0"),
+    ],
+)
+def test_settings_that_cannot_vary_together(grid, what):
+    with pytest.raises(el.EinlinearError) as caught:
+        Study("x", {"task": "text"}, (grid,))
+    assert caught.value.what.startswith(what)
+
+
+def test_settings_do_not_vary_together_in_a_base():
+    with pytest.raises(el.EinlinearError, match="width, steps in base"):
+        Study("x", {"task": "text", "width, steps": [[32, 10]]})
 
 
 def test_a_base_alone_is_one_run():

@@ -14,7 +14,7 @@ from einlinear.files.whole import as_path, parse_json
 from einlinear.landscapes.config import LandscapeConfig
 from einlinear.reproductions.catalogue import Reproduction, Scale
 from einlinear.runs.config_file import read_config
-from einlinear.sweeps.study import BUDGET, Study, load_study
+from einlinear.sweeps.study import BUDGET, Study, load_study, without_settings
 
 _OTHER = {"steps": BUDGET, BUDGET: "steps"}  # each of the two replaces the other
 
@@ -74,7 +74,7 @@ def with_settings(study: Study, settings: Mapping[str, Any]) -> Study:
         return study
     dropped = {*settings, *(_OTHER[name] for name in settings if name in _OTHER)}
     base = {name: value for name, value in study.base.items() if name not in dropped}
-    grids = [{k: v for k, v in grid.items() if k not in dropped} for grid in study.grids]
+    grids = [without_settings(grid, dropped) for grid in study.grids]
     return Study(study.name, base, tuple(grid | dict(settings) for grid in grids))
 
 

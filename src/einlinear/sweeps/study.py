@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from itertools import product
@@ -54,8 +54,9 @@ class Study:
         name: the name shown to readers.
         base: settings of all runs: fields of RunConfig, or `flops` instead of steps.
         grids: each is a table of settings. A list stands for each of its values, and all
-            combinations are run. A combination that appears in several grids is run once. A table
-            in the place of a structure samples some: {"sample": 20, "omega": 0, "psi": 1}.
+            combinations are run. A combination that appears in several grids is run once. A name
+            such as "width, steps" holds settings that vary together: [[32, 500], [64, 1000]]. A
+            table in the place of a structure samples some: {"sample": 20, "omega": 0, "psi": 1}.
 
     cells: all combinations, each once, in the order of the grids.
     """
@@ -86,9 +87,8 @@ class Study:
 
     def _settings(self) -> Iterator[dict[str, Any]]:
         for grid in self.grids:
-            axes = {name: _values(name, value) for name, value in grid.items()}
-            for values in product(*axes.values()):
-                chosen = dict(zip(axes, values, strict=True))
+            for tables in product(*(_choices(name, value) for name, value in grid.items())):
+                chosen = {name: value for table in tables for name, value in table.items()}
                 # A budget in the grid replaces steps in the base, and the other way around.
                 settings = {k: v for k, v in self.base.items() if not _replaces(chosen, k)} | chosen
                 yield settings
@@ -142,6 +142,27 @@ def as_study(study: Study | Mapping[str, Any] | str | Path) -> Study:
     raise _wrong("study", study, "a study is a Study, a table of settings, or a file")
 
 
+def settings_in(key: str) -> tuple[str, ...]:
+    """The settings that a key of a grid names: one, or several that vary together."""
+    return tuple(part.strip() for part in key.split(",")) if isinstance(key, str) else (key,)
+
+
+def without_settings(grid: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
+    """A grid without some settings, also where they vary together with others."""
+    kept: dict[str, Any] = {}
+    for key, value in grid.items():
+        names = settings_in(key)
+        places = [place for place, name in enumerate(names) if name not in dropped]
+        if len(places) == len(names):
+            kept[key] = value
+        elif len(places) == 1:
+            kept[names[places[0]]] = list(dict.fromkeys(row[places[0]] for row in value))
+        elif places:
+            rows = dict.fromkeys(tuple(row[place] for place in places) for row in value)
+            kept[", ".join(names[place] for place in places)] = [list(row) for row in rows]
+    return kept
+
+
 def _check_key(key: object) -> None:
     if key in _FIELDS or key == BUDGET:
         return
@@ -190,9 +211,37 @@ def _plain_table(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as plain values."""
     if not isinstance(values, Mapping):
         raise _wrong(place, values, "base and grids are tables of settings")
+    named: dict[str, str] = {}
     for key in values:
-        _check_key(key)
+        names = settings_in(key)
+        for name in names:
+            _check_key(name)
+            if name in named:
+                rule = "a grid has each setting once, alone or together with others"
+                raise EinlinearError(
+                    what=f"{name} is in {quote(named[name])} and in {quote(key)}",
+                    rule=rule,
+                    fix=f"leave {name} out of one of them",
+                )
+            named[name] = key
+        if len(names) > 1:
+            _check_together(place, key, names, values[key])
     return {name: _plain(name, value) for name, value in values.items()}
+
+
+def _check_together(place: str, key: str, names: Sequence[str], value: object) -> None:
+    """Refuse values of settings that vary together unless each has one value for every setting."""
+    is_list = place == "grid" and isinstance(value, list | tuple) and len(value) > 0
+    if is_list and all(isinstance(v, list | tuple) and len(v) == len(names) for v in value):
+        return
+    rows = ", ".join(f"[{', '.join('...' for _ in names)}]" for _ in range(2))
+    raise _wrong(
+        f"{key} in {place}",
+        value,
+        f"settings that vary together are in a grid, with lists of {len(names)} values, one for "
+        "each setting",
+        f'give "{key}" = [{rows}]',
+    )
 
 
 def _plain(name: str, value: Any, depth: int = 0) -> Any:
@@ -220,6 +269,13 @@ def _plain(name: str, value: Any, depth: int = 0) -> Any:
 def _is_one(name: str, value: Sequence[Any]) -> bool:
     """Whether a list is a single value: only betas is a pair."""
     return name == "betas" and not any(isinstance(entry, list | tuple) for entry in value)
+
+
+def _choices(key: str, value: Any) -> Iterator[dict[str, Any]]:
+    """The settings that each value of a grid stands for."""
+    names = settings_in(key)
+    for chosen in _values(key, value):
+        yield {key: chosen} if len(names) == 1 else dict(zip(names, chosen, strict=True))
 
 
 def _values(name: str, value: Any) -> tuple[Any, ...]:
