@@ -125,7 +125,7 @@ def test_the_gaussian_process_proposes_where_losses_are_low():
 
 
 def test_halving_trains_at_the_largest_size_that_the_budget_allows(table):
-    assert rungs_of(table) == [0, 2, 4]
+    assert rungs_of(table, 0) == [0, 2, 4]
     # Of 12 structures: all to 1 step, a quarter on to 4, a sixteenth on to 16, at sizes 1 and 2.
     count = len(table.candidates)
     cost = count * (1 + 3 / 4 + 12 / 16)
@@ -152,7 +152,7 @@ def test_a_table_of_real_runs(tmp_path):
     assert found.loss[0, 1, -1, 0] == last.curve[-1].loss
     assert found.cost[0, 1, -1] == 6 * last.curve[-1].macs
     assert found.t[found.rungs // 2] == 0.0
-    assert (np.exp(np.diff(found.t)) > 1.8).all()
+    assert (np.exp(np.diff(found.t)) >= 1.7 * (1 - 1e-9)).all()
     names = [candidate.structure for candidate in found.candidates]
     multipliers = dict(zip(names, found.full_analysis(), strict=True))
     assert multipliers["btt(rank=2)"] > 1.2 > 0.8 > multipliers["low_rank"]
@@ -160,12 +160,11 @@ def test_a_table_of_real_runs(tmp_path):
     assert session.spent == pytest.approx(found.grid_cost)
 
 
-def test_structures_that_lack_a_run_are_left_out():
-    runs = records()
-    short = [r for r in runs if (r.config.structure, r.config.seed) != ("low_rank", 1)]
-    assert len(RunTable.from_records(short).candidates) == 3
-    with pytest.raises(EinlinearError, match="a table of 0 structures"):
-        RunTable.from_records(r for r in runs if r.config.structure != "dense")
+def test_a_table_needs_dense_and_common_steps():
+    with pytest.raises(EinlinearError, match="a table of 3 structures .*, without dense"):
+        RunTable.from_records(r for r in records() if r.config.structure != "dense")
+    with pytest.raises(EinlinearError, match="a table of 0 structures with 0 lengths"):
+        RunTable.from_records([])
 
 
 def test_scores_and_the_page(tmp_path, monkeypatch):

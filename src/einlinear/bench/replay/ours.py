@@ -43,6 +43,8 @@ def run_search(
     for candidate in range(min(1 + len(FIRST_TRIED), len(table.candidates))):
         _try_first(session, candidate)
     belief: Belief | None = None
+    if 0 not in session.order:
+        return session  # the budget does not even pay for dense
     for turn in range(1, table.loss.size):
         trained = np.arange(len(session.order))
         order = [*session.order, *sorted(set(range(len(table.candidates))) - {*session.order})]
@@ -111,8 +113,12 @@ def propose_by_gp(features: Floats, view: Outlook, untried: Collection[int], see
 
 def _try_first(session: Session, candidate: int) -> None:
     """The first runs of a structure: dense at every size, others at two."""
-    for level in range(session.table.levels if candidate == 0 else min(2, session.table.levels)):
-        session.train(candidate, level, OPENING_RUNG if level == 0 or candidate == 0 else 0, 0)
+    table = session.table
+    for level in range(table.levels if candidate == 0 else min(2, table.levels)):
+        for seed in np.flatnonzero(table.last[candidate, level] >= 0)[:1]:
+            top = int(table.last[candidate, level, seed])
+            rung = OPENING_RUNG if level == 0 or candidate == 0 else 0
+            session.train(candidate, level, min(rung, top), int(seed))
 
 
 def _run_numbers(session: Session) -> Ints:
@@ -127,10 +133,10 @@ def _options(session: Session, k: int, candidate: int, runs: Ints) -> Iterator[C
     """Longer runs and new runs of a candidate, which the search numbers k."""
     table = session.table
     for level in range(table.levels):
-        for seed in range(table.seeds):
+        for seed in map(int, np.flatnonzero(table.last[candidate, level] >= 0)):
             held = session.reached[candidate, level, seed]
             m, run = float(table.m[candidate, level]), int(runs[candidate, level, seed])
-            for rung in range(held + 1, table.rungs):
+            for rung in range(held + 1, int(table.last[candidate, level, seed]) + 1):
                 price = session.price(candidate, level, rung, seed)
                 if price <= LARGEST_SHARE * session.left:
                     yield Choice(k, level, rung, seed, price, m, float(table.t[rung]), run)
