@@ -123,7 +123,7 @@ def go_on(session: Session) -> None:
 
 def rungs_of(table: RunTable, level: int) -> list[int]:
     """The rungs of halving: the last that a run reaches, and every second one below it."""
-    top = int(table.longest[:, level].max())
+    top = max(0, int(table.longest[:, level].max()))
     return list(range(top % 2, top + 1, 2))
 
 
