@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,11 @@ def _nearest(features: Floats, at: Floats, left: Collection[int]) -> int:
     places = sorted(left)
     apart = ((_exponents(features[places]) - at) ** 2).sum(1)
     return places[int(apart.argmin())]
+
+
+def has_optuna() -> bool:
+    """Whether Optuna is installed."""
+    return find_spec("optuna") is not None
 
 
 def _optuna() -> Any:

@@ -78,7 +78,8 @@ def _next(
     rival = draw_rival(view, np.arange(len(session.order)), random)
     if turn % COMPARE_EVERY == 0 and view.leader != 0:
         rival = 0  # how much better than dense the leader is counts, too
-    runs, pair = _run_numbers(session), dict.fromkeys((view.leader, rival, 0))
+    runs = table.run_numbers(session.order, session.reached)
+    pair = dict.fromkeys((view.leader, rival, 0))
     options = [choice for k in pair for choice in _options(session, k, order[k], runs)]
     overhead = max(float(table.cost[0, 0, 0]), OVERHEAD * session.spent)
     return best_option(belief, table.target, (view.leader, rival), options, (), overhead)
@@ -119,14 +120,6 @@ def _try_first(session: Session, candidate: int) -> None:
             top = int(table.last[candidate, level, seed])
             rung = OPENING_RUNG if level == 0 or candidate == 0 else 0
             session.train(candidate, level, min(rung, top), int(seed))
-
-
-def _run_numbers(session: Session) -> Ints:
-    """The number of each run in the trials, -1 if there is none."""
-    numbers = np.full(session.reached.shape, -1)
-    shown = session.reached[session.order] >= 0
-    numbers[session.order] = np.where(shown, np.cumsum(shown).reshape(shown.shape) - 1, -1)
-    return numbers
 
 
 def _options(session: Session, k: int, candidate: int, runs: Ints) -> Iterator[Choice]:

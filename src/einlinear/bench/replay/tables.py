@@ -125,6 +125,16 @@ class RunTable:
         features, kernel = self.features[order], self.kernel[np.ix_(order, order)]
         return fit_surrogate(trials, features, kernel, self.target.anchor, start, **ideas)
 
+    def run_numbers(self, order: Sequence[int], reached: Ints) -> Ints:
+        """The number that `fit` gives to each run, -1 if it has none; candidates x levels x seeds.
+
+        order: candidates that have runs.
+        """
+        numbers = np.full(reached.shape, -1)
+        shown = reached[list(order)] >= 0
+        numbers[list(order)] = np.where(shown, np.cumsum(shown).reshape(shown.shape) - 1, -1)
+        return numbers
+
     def full_analysis(self) -> Floats:
         """The multipliers that all runs of the table together give: what a search should find."""
         belief = self.fit(range(len(self.candidates)), self.last)
