@@ -128,6 +128,11 @@ def test_the_lowest_loss_is_taken_at_steps_that_all_runs_have(table):
     ends = [table.loss[c, level, table.longest[c, level]].mean() for c in range(len(means))]
     assert session.best_by_loss() == means.argmin()
     assert int(np.argmin(ends)) == table.longest[:, level].argmax() != means.argmin()
+    short = table.last.copy()
+    worst = labels(table).index("low_rank")
+    short[worst, level] = 2
+    session = full_grid(with_ends(table, short), np.inf, 0)
+    assert session.best_by_loss() == means.argmin() != worst
 
 
 def with_ends(table, last):
