@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from einlinear.bench.replay.compare import compare, compare_table, read_results, write_results
+from einlinear.bench.replay.compare import compare, read_results, write_results
 from einlinear.bench.replay.families import FAMILIES, Family, synthetic_table
 from einlinear.bench.replay.optuna_methods import gp_proposal
 from einlinear.bench.replay.ours import propose_at_random, run_search
@@ -15,7 +15,7 @@ from einlinear.bench.replay.score import BY_LAW, OURS, PROPOSERS, RIVALS, Score,
 from einlinear.bench.replay.tables import RunTable, Session
 from einlinear.errors import EinlinearError
 from einlinear.searches.draws import Draws
-from einlinear.searches.ranking import BENDS
+from einlinear.searches.surrogate import mixed_ideas
 from kit.report_records import DENSE, KINDS, make_record, write_record
 
 SMALL = Family("small", levels=2, rungs=5, seeds=2, sample=6)
@@ -125,7 +125,7 @@ def test_the_gaussian_process_proposes_where_losses_are_low():
 
 
 def test_halving_trains_at_the_largest_size_that_the_budget_allows(table):
-    assert rungs_of(table) == [0, 2, 4]
+    assert rungs_of(table, 0) == [0, 2, 4]
     # Of 12 structures: all to 1 step, a quarter on to 4, a sixteenth on to 16, at sizes 1 and 2.
     count = len(table.candidates)
     cost = count * (1 + 3 / 4 + 12 / 16)
@@ -152,7 +152,7 @@ def test_a_table_of_real_runs(tmp_path):
     assert found.loss[0, 1, -1, 0] == last.curve[-1].loss
     assert found.cost[0, 1, -1] == 6 * last.curve[-1].macs
     assert found.t[found.rungs // 2] == 0.0
-    assert (np.exp(np.diff(found.t)) > 1.8).all()
+    assert (np.exp(np.diff(found.t)) >= 1.7 * (1 - 1e-9)).all()
     names = [candidate.structure for candidate in found.candidates]
     multipliers = dict(zip(names, found.full_analysis(), strict=True))
     assert multipliers["btt(rank=2)"] > 1.2 > 0.8 > multipliers["low_rank"]
@@ -160,12 +160,11 @@ def test_a_table_of_real_runs(tmp_path):
     assert session.spent == pytest.approx(found.grid_cost)
 
 
-def test_structures_that_lack_a_run_are_left_out():
-    runs = records()
-    short = [r for r in runs if (r.config.structure, r.config.seed) != ("low_rank", 1)]
-    assert len(RunTable.from_records(short).candidates) == 3
-    with pytest.raises(EinlinearError, match="a table of 0 structures"):
-        RunTable.from_records(r for r in runs if r.config.structure != "dense")
+def test_a_table_needs_dense_and_common_steps():
+    with pytest.raises(EinlinearError, match=r"a table of 3 structures .*, without dense"):
+        RunTable.from_records(r for r in records() if r.config.structure != "dense")
+    with pytest.raises(EinlinearError, match="a table of 0 structures with 0 lengths"):
+        RunTable.from_records([])
 
 
 def test_scores_and_the_page(tmp_path, monkeypatch):
@@ -205,14 +204,6 @@ def test_an_interval_of_a_mean():
     assert low < values.mean() < high
 
 
-def test_one_table_is_compared_with_many_seeds(monkeypatch):
-    monkeypatch.setitem(PROPOSERS, "GPSampler", propose_at_random)
-    table = RunTable.from_records(records())
-    methods, proposers = compare_table(table, 1)
-    assert {s.family for s in (*methods, *proposers)} == {"table"}
-    assert methods[0].true_regrets == ()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "least"), [(FAMILIES[0], 0.9), (FAMILIES[2], 0.75)])
 def test_intervals_of_answers_hold_the_truth_of_tables(family, least):
@@ -225,8 +216,7 @@ def test_intervals_of_answers_hold_the_truth_of_tables(family, least):
         random = np.random.default_rng(seed)
         draws = Draws.joined(
             table.fit(order, session.reached, bend=bend, centre=centre).draws(200, random)
-            for bend in BENDS
-            for centre in ((0.0, 0.0), table.target.anchor)
+            for bend, centre in mixed_ideas(table.target.anchor)
         )
         ratio = draws.take(slice(len(session.order))).multipliers(table.target)
         low, high = np.quantile(ratio, [0.05, 0.95], axis=0)

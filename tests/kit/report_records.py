@@ -29,6 +29,7 @@ from einlinear.reports.words import conclude
 from einlinear.runs.config import RunConfig
 from einlinear.runs.directory import RunDirectory
 from einlinear.runs.record import Counts, LayerRouting, Point, RunRecord
+from einlinear.runs.schedule import eval_steps
 
 LINF, POWER, BY_SIZE, BY_DATA = 1.0, 0.35, 12.0, 14.0
 WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384)
@@ -83,7 +84,9 @@ def make_record(kind, width, seed, *, noise=0.002, overtime=12.0, steps=None, po
     config = RunConfig(**settings | {"steps": steps, "seed": seed} | kind.settings | more)
     random = np.random.default_rng([width, seed, len(kind.structure), int(100 * kind.multiplier)])
     off = exp(noise * random.normal())
-    curve = [_point(kind, config, macs, step, off) for step in _steps(steps, points)]
+    is_fixed = config.eval_spacing == "fixed"
+    at = eval_steps(steps, config.eval_points, "fixed") if is_fixed else _steps(steps, points)
+    curve = [_point(kind, config, macs, step, off) for step in at]
     counts = Counts(5 * macs, macs, macs - 300 * width, 100 * width, 150 * width, 50 * width)
     return RunRecord(
         config=config,

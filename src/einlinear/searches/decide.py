@@ -132,10 +132,10 @@ def narrowing(
     goal = _derivatives(belief, target, pair[0]) - _derivatives(belief, target, pair[1])
     covariance = belief.covariance
     for chain in _chains(running):
-        rows, noise = _views(belief, [running[k] for k in chain])
+        rows, noise = views(belief, [running[k] for k in chain])
         spread = rows @ covariance
         covariance = covariance - spread.T @ np.linalg.solve(spread @ rows.T + noise, spread)
-    rows, noise = _views(belief, options)
+    rows, noise = views(belief, options)
     spread = rows @ covariance
     both, told = spread @ rows.T + noise, spread @ goal
     gain = np.zeros(len(options))
@@ -162,7 +162,7 @@ def _run_of(option: Choice) -> tuple[int, int, int]:
     return option.candidate, option.level, option.seed
 
 
-def _views(belief: Belief, options: Sequence[Choice]) -> tuple[Floats, Floats]:
+def views(belief: Belief, options: Sequence[Choice]) -> tuple[Floats, Floats]:
     """Derivatives of the losses of options, and the covariance of their noise."""
     whole = np.array([(*_run_of(option), option.run) for option in options])
     candidate, _, seed, run = whole.T

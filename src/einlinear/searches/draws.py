@@ -11,6 +11,9 @@ import numpy as np
 
 from einlinear.laws.observations import Floats, Ints
 
+LEVEL = 0.9
+"""Of all intervals."""
+
 _REACH = np.log(4.0)  # models at the target are at most four times as large as at its anchor
 _FARTHEST = 50.0  # logarithms beyond mean nothing
 
@@ -107,6 +110,12 @@ class Cost:
 def _exp(values: Floats) -> Floats:
     """The exponential; what is so far away that it means nothing stays finite."""
     return np.asarray(np.exp(np.clip(values, -_FARTHEST, _FARTHEST)))
+
+
+def interval_of(values: Floats) -> tuple[float, float]:
+    """The interval that holds most of the draws of a number."""
+    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
 
 
 def _quadratic(weights: Floats, m: Floats, t: Floats) -> Floats:

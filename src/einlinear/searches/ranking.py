@@ -7,20 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from einlinear.laws.fit import Interval
 from einlinear.laws.observations import Floats
 from einlinear.searches.answer import Answer, Effect, LeaderboardRow
 from einlinear.searches.decide import HOPELESS
-from einlinear.searches.draws import Draws
+from einlinear.searches.draws import Draws, interval_of
 from einlinear.searches.state import RATES, SearchState, flops_of
-from einlinear.searches.surrogate import Belief
+from einlinear.searches.surrogate import Belief, mixed_ideas
 from einlinear.show.numbers import FLOPS_PER_MAC
-
-LEVEL = 0.9
-"""Of all intervals."""
-
-BENDS = 0.005, 0.05
-"""How much all curves may bend alike: nobody knows, so an answer mixes beliefs with both."""
 
 _DRAWS = 800  # of each belief
 _SURE = 1.645  # standard deviations: one is better in 95 % of draws
@@ -33,10 +26,7 @@ def make_answer(state: SearchState) -> Answer:
     """Rank the candidates that were trained."""
     order = state.order[: len(state.trained)]
     random = np.random.default_rng((state.spec.seed, 1))
-    # Do candidates differ most in short runs, so that differences settle towards the target, or do
-    # they drift apart from where they were trained on? An answer mixes both ideas.
-    centres = (0.0, 0.0), state.flops_target.anchor
-    beliefs = [state.belief_with(bend, centre) for bend in BENDS for centre in centres]
+    beliefs = [state.belief_with(*idea) for idea in mixed_ideas(state.flops_target.anchor)]
     draws = Draws.joined(belief.draws(_DRAWS, random) for belief in beliefs)
     draws = _tuned(state, draws.take(slice(len(order))), random)
     slow = state.relative_times()
@@ -61,7 +51,7 @@ def make_answer(state: SearchState) -> Answer:
         spent=state.tally.spent,
         largest=max(flops_of(record) for _, record in state.tally.longest.values()),
         linf=float(np.median(draws.linf)),
-        linf_interval=_interval(draws.linf),
+        linf_interval=interval_of(draws.linf),
         more_budget=_more_budget(score, ranked),
         diverged=tuple(state.candidates[k].label for k in sorted(state.diverged)),
         failed=tuple(state.candidates[k].label for k in sorted(state.failed)),
@@ -130,7 +120,7 @@ def _row(
     candidate = state.candidates[number]
     omega, psi, nu = candidate.taxonomy
     own = [record for chain, (_, record) in state.tally.longest.items() if chain[0] == number]
-    (low, high), middle = _interval(ratio), float(np.median(ratio))
+    (low, high), middle = interval_of(ratio), float(np.median(ratio))
     rate, speed = best_rate(state, number), slow.get(number)
     seen = seen_multiplier(state, number)
     return LeaderboardRow(
@@ -141,7 +131,7 @@ def _row(
         head_aligned=candidate.head_aligned,
         label=candidate.label,
         predicted_loss=float(np.median(loss)),
-        loss_interval=_interval(loss),
+        loss_interval=interval_of(loss),
         multiplier=middle,
         low=low,
         high=high,
@@ -223,7 +213,7 @@ def _effects(state: SearchState, beliefs: list[Belief]) -> tuple[Effect, ...]:
             np.tile(base.own_bend, (1, 2, 1)),
         )
         ratio = pair.multipliers(state.flops_target)[:, 1]
-        low, high = _interval(ratio)
+        low, high = interval_of(ratio)
         found.append(Effect(name, change, float(np.median(ratio)), low, high))
     return tuple(found)
 
@@ -235,8 +225,3 @@ def _more_budget(score: Floats, ranked: list[int]) -> float | None:
     apart = score[:, ranked[1]] - score[:, ranked[0]]
     times = float((_SURE * apart.std() / max(1e-12, abs(apart.mean()))) ** 2)
     return None if times > _MOST_TIMES else max(1.0, times)
-
-
-def _interval(values: Floats) -> Interval:
-    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)

@@ -43,6 +43,26 @@ SizeAndSteps = tuple[float, float]
 BEND = 0.02
 """The usual standard deviation of the common bend."""
 
+BENDS = 0.005, 0.05
+"""How much all curves may bend alike: nobody knows, so an answer mixes beliefs with both."""
+
+
+class Idea(NamedTuple):
+    """How much all curves bend alike, and from where each bends on its own; see `fit_surrogate`."""
+
+    bend: float
+    centre: SizeAndSteps
+
+
+def mixed_ideas(anchor: SizeAndSteps) -> tuple[Idea, ...]:
+    """The ideas that an answer mixes.
+
+    Do candidates differ most in short runs, so that differences settle towards the target, or do
+    they drift apart from where they were trained on? The centre is at the target or in the middle
+    of the runs.
+    """
+    return tuple(Idea(bend, centre) for bend in BENDS for centre in ((0.0, 0.0), anchor))
+
 
 class Trials(NamedTuple):
     """Observed losses: candidate, run and seed by number; m and t relative to a middle."""

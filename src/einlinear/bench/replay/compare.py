@@ -1,6 +1,7 @@
 """Compare methods on many tables, and write the result: `python -m einlinear.bench.replay.compare`.
 
-Writes search.json, search.md and search.svg.
+Writes search.json, search.md and search.svg. With --table, a directory of finished runs, it writes
+replay-table.json instead.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ from einlinear.bench.replay.score import (
     BUDGETS,
     PROPOSER_BUDGETS,
     Score,
-    compare_on,
-    compare_proposers_on,
-    replay,
     replay_seed,
     scores_of,
 )
+from einlinear.bench.replay.summary import SUMMARY, replay_summary, write_summary
 from einlinear.bench.replay.tables import RunTable
 from einlinear.files.whole import write_whole
 
@@ -50,13 +49,6 @@ def compare(
         for score in scores_of(family.name, part, BUDGETS)
     ]
     return methods, scores_of(families[0].name, parts[-1], PROPOSER_BUDGETS)
-
-
-def compare_table(table: RunTable, seeds: int) -> tuple[list[Score], list[Score]]:
-    """The same on one table of real runs; seeds change what the methods draw at random."""
-    methods = [replay(table, compare_on(table, seed)) for seed in range(seeds)]
-    proposers = [replay(table, compare_proposers_on(table, seed)) for seed in range(seeds)]
-    return scores_of("table", methods, BUDGETS), scores_of("table", proposers, PROPOSER_BUDGETS)
 
 
 def write_results(methods: Sequence[Score], proposers: Sequence[Score], out: Path) -> None:
@@ -106,14 +98,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--table", type=Path, help="a directory of finished runs to use instead")
+    parser.add_argument("--table", type=Path, help="a directory of finished runs to replay")
     parser.add_argument("--redraw", action="store_true", help="page and picture of search.json")
     given = parser.parse_args()
     os.environ.update(dict.fromkeys(_THREADS, "1"))  # read when a worker loads numpy
+    if given.table is not None:
+        path = given.out / SUMMARY
+        write_summary(replay_summary(RunTable.from_folder(given.table), given.seeds), path)
+        print(path)
+        return
     if given.redraw:
         found = read_results(given.out / "search.json")
-    elif given.table is not None:
-        found = compare_table(RunTable.from_folder(given.table), given.seeds)
     else:
         found = compare(given.seeds, given.workers)
     write_results(*found, given.out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ def tpe_hyperband(table: RunTable, budget: float, seed: int) -> Session:
     """
     session = Session(table, budget)
     for level in levels_from(halving_level(table, budget), table.levels):
-        study = _hyperband(len(rungs_of(table)), seed)
+        study = _hyperband(len(rungs_of(table, level)), seed)
         for again in range(table.seeds):
-            left = set(range(len(table.candidates)))
+            left = {int(k) for k in np.flatnonzero(table.last[:, level, again] >= 0)}
             while left:
                 trial = study.ask()
                 candidate = _nearest(table.features, _suggested(trial), left)
@@ -47,15 +48,17 @@ def _hyperband(rungs: int, seed: int) -> Any:
 
 
 def _train(session: Session, study: Any, trial: Any, place: tuple[int, int, int]) -> bool:
-    """Train until Hyperband stops the run; False when the budget is spent."""
+    """Train until Hyperband stops the run, or to its end; False when the budget is spent."""
     candidate, level, seed = place
-    rungs = rungs_of(session.table)
-    for k, rung in enumerate(rungs):
-        loss = session.train(candidate, level, rung, seed)
+    top = int(session.table.last[place])
+    for k, rung in enumerate(rungs_of(session.table, level)):
+        loss = session.train(candidate, level, min(rung, top), seed)
         if loss is None:
             return False
         trial.report(loss, ETA**k)
-        if rung != rungs[-1] and trial.should_prune():
+        if rung >= top:
+            break
+        if trial.should_prune():
             study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
             return True
     study.tell(trial, loss)
@@ -91,6 +94,11 @@ def _nearest(features: Floats, at: Floats, left: Collection[int]) -> int:
     places = sorted(left)
     apart = ((_exponents(features[places]) - at) ** 2).sum(1)
     return places[int(apart.argmin())]
+
+
+def has_optuna() -> bool:
+    """Whether Optuna is installed."""
+    return find_spec("optuna") is not None
 
 
 def _optuna() -> Any:

@@ -43,6 +43,8 @@ def run_search(
     for candidate in range(min(1 + len(FIRST_TRIED), len(table.candidates))):
         _try_first(session, candidate)
     belief: Belief | None = None
+    if 0 not in session.order:
+        return session  # the budget does not even pay for dense
     for turn in range(1, table.loss.size):
         trained = np.arange(len(session.order))
         order = [*session.order, *sorted(set(range(len(table.candidates))) - {*session.order})]
@@ -76,7 +78,8 @@ def _next(
     rival = draw_rival(view, np.arange(len(session.order)), random)
     if turn % COMPARE_EVERY == 0 and view.leader != 0:
         rival = 0  # how much better than dense the leader is counts, too
-    runs, pair = _run_numbers(session), dict.fromkeys((view.leader, rival, 0))
+    runs = table.run_numbers(session.order, session.reached)
+    pair = dict.fromkeys((view.leader, rival, 0))
     options = [choice for k in pair for choice in _options(session, k, order[k], runs)]
     overhead = max(float(table.cost[0, 0, 0]), OVERHEAD * session.spent)
     return best_option(belief, table.target, (view.leader, rival), options, (), overhead)
@@ -111,26 +114,22 @@ def propose_by_gp(features: Floats, view: Outlook, untried: Collection[int], see
 
 def _try_first(session: Session, candidate: int) -> None:
     """The first runs of a structure: dense at every size, others at two."""
-    for level in range(session.table.levels if candidate == 0 else min(2, session.table.levels)):
-        session.train(candidate, level, OPENING_RUNG if level == 0 or candidate == 0 else 0, 0)
-
-
-def _run_numbers(session: Session) -> Ints:
-    """The number of each run in the trials, -1 if there is none."""
-    numbers = np.full(session.reached.shape, -1)
-    shown = session.reached[session.order] >= 0
-    numbers[session.order] = np.where(shown, np.cumsum(shown).reshape(shown.shape) - 1, -1)
-    return numbers
+    table = session.table
+    for level in range(table.levels if candidate == 0 else min(2, table.levels)):
+        for seed in np.flatnonzero(table.last[candidate, level] >= 0)[:1]:
+            top = int(table.last[candidate, level, seed])
+            rung = OPENING_RUNG if level == 0 or candidate == 0 else 0
+            session.train(candidate, level, min(rung, top), int(seed))
 
 
 def _options(session: Session, k: int, candidate: int, runs: Ints) -> Iterator[Choice]:
     """Longer runs and new runs of a candidate, which the search numbers k."""
     table = session.table
     for level in range(table.levels):
-        for seed in range(table.seeds):
+        for seed in map(int, np.flatnonzero(table.last[candidate, level] >= 0)):
             held = session.reached[candidate, level, seed]
             m, run = float(table.m[candidate, level]), int(runs[candidate, level, seed])
-            for rung in range(held + 1, table.rungs):
+            for rung in range(held + 1, int(table.last[candidate, level, seed]) + 1):
                 price = session.price(candidate, level, rung, seed)
                 if price <= LARGEST_SHARE * session.left:
                     yield Choice(k, level, rung, seed, price, m, float(table.t[rung]), run)

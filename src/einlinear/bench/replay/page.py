@@ -36,7 +36,6 @@ _FAMILIES = {
     "from the middle and 0.5 % at three, and noise of runs that changes as they go on",
     "very bent": "curves that leave the law by twice as much",
     "dense wins": "no structure is better than dense; the best has a multiplier of 0.85 to 0.95",
-    "table": "real runs",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,10 @@ CLOSE = 0.02
 """A structure is as good as the best if its multiplier is at most this much lower."""
 
 OURS, SURROGATE = "search", "surrogate"
-RIVALS: dict[str, Callable[[RunTable, float, int], Session]] = {
+Rival = Callable[[RunTable, float, int], Session]
+"""A table, a budget and a seed -> what a method did."""
+
+RIVALS: dict[str, Rival] = {
     "full grid": full_grid,
     "random": random_search,
     "ASHA": successive_halving,
@@ -102,9 +105,23 @@ def compare_on(table: RunTable, seed: int) -> Chosen:
     Our search runs once, with the largest budget; the others start anew with each budget.
     """
     ours = run_search(table, max(BUDGETS) * table.grid_cost, seed)
+    return choices_of(ours, rival_sessions(table, seed, RIVALS))
+
+
+def rival_sessions(
+    table: RunTable, seed: int, rivals: Mapping[str, Rival]
+) -> dict[str, list[Session]]:
+    """What other methods do on a table, with every budget of BUDGETS."""
+    return {
+        name: [method(table, share * table.grid_cost, seed) for share in BUDGETS]
+        for name, method in rivals.items()
+    }
+
+
+def choices_of(ours: Session, rivals: Mapping[str, Sequence[Session]]) -> Chosen:
+    """What our search and other methods choose, at every budget of BUDGETS."""
     found = {OURS: _along(ours, BUDGETS)}
-    for name, method in RIVALS.items():
-        sessions = [method(table, share * table.grid_cost, seed) for share in BUDGETS]
+    for name, sessions in rivals.items():
         found[name] = [session.best_by_loss() for session in sessions]
         found[name + BY_LAW] = [session.best_by_law() for session in sessions]
     return found
@@ -128,11 +145,12 @@ def _along(session: Session, shares: Sequence[float]) -> list[int]:
 
 def replay(table: RunTable, choices: Chosen) -> Replayed:
     """Chosen with their regrets."""
-    truth = None if table.truth is None else _regret(table.truth)
-    return Replayed(choices, _regret(table.full_analysis()), truth)
+    truth = None if table.truth is None else regrets_of(table.truth)
+    return Replayed(choices, regrets_of(table.full_analysis()), truth)
 
 
-def _regret(multipliers: Floats) -> Floats:
+def regrets_of(multipliers: Floats) -> Floats:
+    """How much lower than the highest each multiplier is, as a share of that."""
     return np.asarray(1 - multipliers / multipliers.max())
 
 
