@@ -1,0 +1,105 @@
+"""Everything the findings are computed from: records of studies, times of steps, a landscape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from einlinear.errors import EinlinearError
+from einlinear.files.whole import parse_object
+from einlinear.landscapes.cells import LandscapeCell
+from einlinear.laws.observations import Observations, structure_label
+from einlinear.reproductions.findings.layers import BTT, DENSE
+from einlinear.reproductions.findings.rates import read_cells
+from einlinear.runs.record import RunRecord
+from einlinear.runs.sources import read_records
+from einlinear.runs.step_times import StepTimes, read_times
+from einlinear.structures.text import parse
+
+Measure = Literal["flops", "linear_flops", "seconds"]
+MEASURES: tuple[Measure, ...] = ("flops", "linear_flops", "seconds")
+
+STUDIES = ("tuning", "structures", "moe", "heads", "muon", "pixels", "regression")
+"""Files of packed records, by the name of the study."""
+
+_ALSO = {"moe": (DENSE,), "heads": (BTT,), "muon": (DENSE, BTT)}
+"""Layers of the study of structures that another study is compared with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The records of all studies by name, and what was measured besides.
+
+    times: the time of a step of every model; None if it was not measured.
+    cells: of the landscapes of learning rates.
+    """
+
+    records: Mapping[str, tuple[RunRecord, ...]]
+    times: StepTimes | None = None
+    cells: tuple[LandscapeCell, ...] = ()
+
+    def observations(self, study: str, measure: Measure) -> Observations:
+        """The curves of a study, with those that it is compared with, by one measure of compute."""
+        key = study, measure
+        if key not in self._observed:
+            times = self.times if measure == "seconds" else None
+            found = Observations.from_records(self.compared(study), compute=measure, times=times)
+            self._observed[key] = found
+        return self._observed[key]
+
+    def compared(self, study: str) -> tuple[RunRecord, ...]:
+        """The records of a study and of what it is compared with, each once."""
+        also = _ALSO.get(study, ())
+        base = [r for r in self.records["structures"] if label_of(r) in also] if also else []
+        found = {record.id: record for record in (*base, *self.records[study])}
+        return tuple(found.values())
+
+    @cached_property
+    def _observed(self) -> dict[tuple[str, Measure], Observations]:
+        return {}
+
+    @property
+    def core_minutes(self) -> float:
+        """Time in steps of all runs; each had one core."""
+        records = {r.id: r for found in self.records.values() for r in found}
+        return sum(record.seconds for record in records.values()) / 60
+
+
+def label_of(record: RunRecord) -> str:
+    """The layers of a run as records name them."""
+    return str(structure_label(record.config, {}))
+
+
+def read_evidence(folder: Path) -> Evidence:
+    """Read what is in a folder; studies that are not there are left out."""
+    records = {
+        name: read_records(path) for name in STUDIES if (path := folder / f"{name}.jsonl").exists()
+    }
+    if "structures" not in records:
+        raise EinlinearError(
+            what=f"there is no structures.jsonl in {folder}",
+            rule="findings compare everything with the structures of that study",
+            fix="einlinear pack the sweep of structures.toml into it",
+        )
+    times = folder / "steps.json"
+    cells = [
+        cell
+        for path in sorted(folder.glob("landscape*.json"))
+        for cell in read_cells(parse_object(path.read_text(encoding="utf-8")))
+    ]
+    return Evidence(records, read_times(times) if times.exists() else None, tuple(cells))
+
+
+def plain_structure(label: str) -> str:
+    """The structure in a label, without what else sets layers apart."""
+    for end in range(len(label), 0, -1):
+        if end == len(label) or label[end] == " ":
+            try:
+                parse(label[:end])
+            except EinlinearError:
+                continue
+            return label[:end]
+    raise AssertionError(f"no structure in {label}")

@@ -1,0 +1,80 @@
+"""The page of the findings, findings.md, in words and tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from markupsafe import Markup
+
+from einlinear.reproductions.findings.findings import Finding, Row
+from einlinear.reproductions.findings.verdicts import Judged, Ratio, Verdict, runs_in_words
+from einlinear.show.numbers import short
+
+MEASURE_NAMES = {"flops": "by FLOPs", "linear_flops": "by FLOPs of linear layers", "seconds": "by seconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section of the page: a claim with its figure, numbers and verdict."""
+
+    title: str
+    text: Markup
+    claim: str = ""
+    number: str = ""
+    verdict: Verdict | str = ""
+    why: str = ""
+    figure: str = ""
+    caption: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """The anchor that the site and GitHub make of the title."""
+        return re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
+
+
+def in_brackets(ratio: Ratio, digits: int = 2) -> str:
+    """A ratio with its interval: 0.54 (0.48 to 0.61)."""
+    if not isfinite(ratio.half_width):
+        return f"{short(ratio.value, digits)} (no interval)"
+    return f"{short(ratio.value, digits)} ({short(ratio.low, digits)} to {short(ratio.high, digits)})"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return Markup("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+
+
+def comparison_table(rows: Sequence[Row]) -> Markup:
+    """All comparisons of a finding, in every measure."""
+    measures = list(rows[0].by_measure)
+    has_paper = any(row.paper for row in rows)
+    head = ["compared", *(MEASURE_NAMES[m] for m in measures), "with other L∞"]
+    head += ["paper"] * has_paper + ["verdict"]
+    found = []
+    for row in rows:
+        cells = [row.text, *(in_brackets(row.by_measure[m]) for m in measures)]
+        cells.append("" if row.limits is None else f"{short(row.limits.low, 2)} to {short(row.limits.high, 2)}")
+        cells += [row.paper or "–"] * has_paper + [in_words(row.judged)]
+        found.append(cells)
+    return table(head, found)
+
+
+def in_words(judged: Judged) -> str:
+    """The verdict on one comparison; how many runs would resolve it, if it is not."""
+    if judged.verdict != "not resolved":
+        return judged.verdict
+    return f"not resolved: {runs_in_words(judged.more_runs)}"
+
+
+def why(finding: Finding) -> str:
+    """How many of the comparisons agree with the claim."""
+    counts: Mapping[str, int] = {
+        name: sum(row.judged.verdict == name for row in finding.rows)
+        for name in ("reproduced", "contradicted", "not resolved")
+    }
+    told = [f"{number} {name}" for name, number in counts.items() if number]
+    return f"Of {len(finding.rows)} comparisons by FLOPs, {', '.join(told)}."
