@@ -92,8 +92,12 @@ class _Line:
     curve: _Columns
 
 
-_LINE_DEFAULTS = {"without": [], "train_loss": None, "accuracy": None}  # not written
-_CURVE_DEFAULTS = {"units": None, "macs": None}
+_LINE_DEFAULTS: dict[str, Any] = {
+    "without": [],
+    "train_loss": None,
+    "accuracy": None,
+}  # not written
+_CURVE_DEFAULTS: dict[str, Any] = {"units": None, "macs": None}
 
 
 def write_packed(records: Iterable[RunRecord], path: str | Path) -> int:

@@ -68,7 +68,9 @@ def plan_study(
     """
     runs = expand_study(Study.from_dict(request.study), on_model)
     records = all_finished(Path(request.out), (run.id for run in runs))
-    steps = dict(request.finished) | {name: step_seconds(record) for name, record in records.items()}
+    steps = dict(request.finished) | {
+        name: step_seconds(record) for name, record in records.items()
+    }
     timings = _timings(runs, steps)
     new = [run for run in runs if run.id not in steps]
     if request.is_here:

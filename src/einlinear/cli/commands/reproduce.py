@@ -47,7 +47,6 @@ def reproduce(
     address: str | None = None,
     slurm: tuple[str, ...] = (),
     devices: int | None = None,
-    records: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = (),
     dry_run: bool = False,
 ) -> None:
     """Reproduce a figure of the paper: trains its study and builds the report.
@@ -69,7 +68,6 @@ def reproduce(
         address: Address of a Ray cluster; by default, one is started on this machine.
         slurm: Settings of Slurm jobs, such as partition=cpu time=120 mem=8G.
         devices: GPUs of each run, all on one machine; without GPUs, its processes; by default, 1.
-        records: Files of einlinear pack, or other sweeps: runs with a record there are not trained.
         dry_run: Print the plan and stop; nothing is written. At the paper's scale, without times.
     """
     if name is None:
@@ -91,9 +89,7 @@ def reproduce(
         _train_landscape(scale, out, data, changes, placing, dry_run=dry_run)
         return
     study = shipped_study(found, scale, data=data, validation=validation, settings=changes)
-    result = run_study(
-        study, out, placing, dry_run=dry_run, is_timed=scale == "cpu", records=records
-    )
+    result = run_study(study, out, placing, dry_run=dry_run, is_timed=scale == "cpu")
     if result is None:
         return
     if result.records:
