@@ -8,7 +8,6 @@ import einlinear as el
 from einlinear.runs.config import RunConfig
 from einlinear.runs.directory import RunDirectory
 from einlinear.runs.packed import write_packed
-from einlinear.sweeps.job import step_seconds
 from einlinear.sweeps.placing import Placing, place
 from einlinear.sweeps.restore import can_restore, restore
 from einlinear.sweeps.study import Study
@@ -58,10 +57,9 @@ def test_a_plan_writes_nothing(tmp_path, packed):
     plan = plan_sweep(STUDY, out, placing, given=el.read_records(packed))
     assert len(plan.restored) == 2
     assert not out.exists()
-    step = step_seconds(plan.records[min(plan.restored)])
-    assert step > 0
-    steps = plan.runs[0].config.steps
-    assert all(0 < run.seconds < 100 * max(step, 1e-3) * steps for run in plan.runs)
+    counted = plan_sweep(STUDY, out, placing, is_timed=False, given=el.read_records(packed))
+    assert not any(run.is_guessed for run in counted.runs)  # the records hold times
+    assert all(run.is_guessed for run in plan_sweep(STUDY, out, placing, is_timed=False).runs)
 
 
 def test_a_directory_that_is_not_free_stays_as_it_is(tmp_path):

@@ -12,11 +12,11 @@ from einlinear.runs.packed import absolute_paths, write_packed
 from einlinear.runs.sources import collect_records
 from einlinear.show.numbers import counted
 
+_SOURCES = tyro.conf.arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="(required)")
+
 
 def pack(
-    sources: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE [SOURCE ...]")
-    ],
+    sources: Annotated[tuple[Path, ...], tyro.conf.Positional, _SOURCES],
     /,
     *,
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.jsonl")],
