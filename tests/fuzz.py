@@ -339,13 +339,15 @@ COMMANDS = {
     "prepare": (["FILE"], "validation vocabulary rule validation-share processes"),
     "train": ([], " ".join([*FIELDS, "config", "mirror"]).replace("_", "-")),
     "sample": (["DIR"], "prompt tokens temperature top-k seed"),
-    "sweep": (["FILE"], "executor processes threads address slurm dry-run"),
+    "sweep": (["FILE"], "executor processes threads address slurm records dry-run"),
+    "pack": (["SOURCE"], ""),
     "report": (["FILE"], "reference linf task level resamples seed"),
     "reproduce": (["NAME"], "scale data validation settings processes threads slurm dry-run"),
     "nonsense": ([], "out"),
 }
 WORDS = "64 2 dense btt relu text cpu local a=b shared 0.5 True None".split()
 GIVEN = {"describe": "btt", "prepare": "a.txt", "sweep": "a.toml", "report": "a.csv", "sample": "."}
+GIVEN |= {"pack": "a.csv"}
 GIVEN |= {"reproduce": "heads"}
 STUBBED = [
     "einlinear.training.train.train",

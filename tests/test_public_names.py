@@ -52,6 +52,7 @@ CONTRACT = [
     "load_config",
     "RunRecord",
     "read_record",
+    "read_records",
     "train",
     "Observations",
     "read_observations",

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from einlinear.runs.config_file import load_config as load_config
     from einlinear.runs.directory import read_record as read_record
     from einlinear.runs.record import RunRecord as RunRecord
+    from einlinear.runs.sources import read_records as read_records
     from einlinear.searches.search import SearchResult as SearchResult
     from einlinear.searches.search import search as search
     from einlinear.searches.search import search_result as search_result
@@ -161,6 +162,7 @@ _HOMES = {
     "load_config": "runs.config_file",
     "RunRecord": "runs.record",
     "read_record": "runs.directory",
+    "read_records": "runs.sources",
     "train": "training.train",
     "SearchResult": "searches.search",
     "search": "searches.search",

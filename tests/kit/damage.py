@@ -34,11 +34,13 @@ from einlinear.data.pixel_files import load_pictures
 from einlinear.data.token_folder import open_tokens
 from einlinear.data.token_parts import Chunk, TokenSettings, part_path, read_part, write_part
 from einlinear.data.tokens import open_text
+from einlinear.files.seals import seal_of
 from einlinear.reports.analyse import ReportSettings, analyse
 from einlinear.reports.gather import gather
 from einlinear.runs.config import RunConfig
 from einlinear.runs.config_file import load_config
 from einlinear.runs.directory import RunDirectory, read_metrics, read_record
+from einlinear.runs.packed import packed_bytes, read_packed
 from einlinear.sweeps.claims import Sight, Watch, claimed, take
 from einlinear.sweeps.job import keep_failure
 from einlinear.sweeps.study import load_study
@@ -476,6 +478,35 @@ def record_of(folder):
     return json.dumps(read_record(folder).as_dict())
 
 
+@cache
+def packed_files():
+    """Packed records of three runs."""
+    records = [make_record(DENSE, width, 0, points=4, steps=40) for width in (32, 64, 96)]
+    return {"a.jsonl": packed_bytes(records)}
+
+
+def packed_of(folder):
+    return json.dumps([record.as_dict() for record in read_packed(folder / "a.jsonl")])
+
+
+def resealed_line(data, damage, random):
+    """Damage to the values of a line whose checksum is then right."""
+    lines = data.splitlines()
+    place = random.randrange(len(lines))
+    try:
+        values = json.loads(damage(lines[place].rpartition(b',"seal"')[0] + b"}", random))
+        lines[place] = json.dumps(values | {"seal": seal_of(values)[:16]}).encode()
+    except (TypeError, ValueError, RecursionError):
+        return damage(data, random)
+    return b"\n".join(lines)
+
+
+def packed_report_of(folder):
+    found = gather(folder / "a.jsonl")
+    analyse(found, ReportSettings(resamples=0))
+    return len(found.runs)
+
+
 def writer_of(folder):
     model = load_writer(folder).model
     return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
@@ -597,6 +628,9 @@ READERS = [
     Reader("CIFAR, binary", lambda: cifar_files(None), "data_batch_1.bin", cifar_of),
     Reader("benchmark", fixed(a__json=bench_rows().encode()), "a.json", bench_of),
     Reader("record", run_files, "record.json", record_of, is_sealed=True),
+    Reader("packed records", packed_files, "a.jsonl", packed_of, is_sealed=True),
+    Reader("packed records, sealed", packed_files, "a.jsonl", packed_of, resealed_line),
+    Reader("report, packed records", packed_files, "a.jsonl", packed_report_of, resealed_line),
     Reader("weights", run_files, "model.safetensors", writer_of, is_sealed=True),
     Reader("metrics", run_files, "metrics.jsonl", lambda folder: len(read_metrics(folder))),
     Reader(

@@ -34,6 +34,7 @@ from einlinear.cli.commands.bench import bench
 from einlinear.cli.commands.describe import describe
 from einlinear.cli.commands.doctor import doctor
 from einlinear.cli.commands.landscape import landscape
+from einlinear.cli.commands.pack import pack
 from einlinear.cli.commands.prepare import prepare
 from einlinear.cli.commands.recommend import recommend
 from einlinear.cli.commands.report import report
@@ -57,6 +58,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sample,
     sweep,
     search,
+    pack,
     report,
     reproduce,
     doctor,

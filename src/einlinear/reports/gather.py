@@ -1,4 +1,4 @@
-"""Read what a report is about: a folder of runs, or a table of observations."""
+"""Read what a report is about: a folder of runs, packed records, or a table of observations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ from einlinear.reports.shown import (
 from einlinear.runs.config import RunConfig
 from einlinear.runs.config_file import read_config
 from einlinear.runs.directory import RunDirectory, read_metrics, read_record
+from einlinear.runs.packed import is_packed, read_packed
 from einlinear.runs.record import Counts, Point, RunRecord
+from einlinear.runs.sources import run_folders
 from einlinear.show.numbers import counted
 from einlinear.structures.taxonomy import Taxonomy, taxonomy
 from einlinear.structures.text import parse
@@ -50,14 +52,15 @@ LIVE_SECONDS = 60.0  # an older claim belongs to a process that is gone
 _LOG_BYTES = 4000
 _SPENT: tuple[Compute, ...] = ("flops", "linear_flops", "seconds", "params", "units")
 _SPENT_SO_FAR: tuple[Compute, ...] = ("seconds", "units", "flops")  # known without a record
+_FIX = "give the --out of einlinear sweep, train or pack, or a .csv or .jsonl file"
 _READ = ("config.json", "record.json", "metrics.jsonl", "failures.jsonl")
 
 
 def gather(source: str | Path) -> Gathered:
-    """Read the runs of a sweep, a folder of runs, a single run, or a table."""
+    """Read the runs of a sweep, a folder of runs, a single run, packed records, or a table."""
     source = Path(source)
     if source.is_file():
-        return _gather_table(source)
+        return _gather_packed(source) if is_packed(source) else _gather_table(source)
     kind, folders = _run_folders(source)
     problems: list[tuple[str, str]] = []
     spelling: dict[str, str] = {}
@@ -65,14 +68,28 @@ def gather(source: str | Path) -> Gathered:
     if not runs and not problems:
         raise EinlinearError(
             what=f"there are no runs in {source}",
-            rule="a report reads a sweep's directory, a folder of runs, a single run, or a table",
-            fix="give the --out of einlinear sweep or einlinear train, or a .csv or .jsonl file",
+            rule="a report reads a sweep's directory, a folder of runs, a single run, packed "
+            "records, or a table",
+            fix=_FIX,
         )
     runs, search = read_searched(source, runs, problems)
     studies = tuple(_read_studies(source / "studies", problems)) if kind == "sweep" else ()
     names = list(dict.fromkeys(study.name for study in studies if study.name))
     title = ", ".join(names) or source.resolve().name
     return Gathered(source, kind, title, runs, studies, tuple(problems), search)
+
+
+def _gather_packed(source: Path) -> Gathered:
+    """Read packed records; runs that a report cannot show are left out."""
+    problems: list[tuple[str, str]] = []
+    spelling: dict[str, str] = {}
+    runs = []
+    for record in read_packed(source):
+        try:
+            runs.append(_of_record(record, None, spelling))
+        except Exception as error:  # whatever is wrong with it, show the other runs
+            problems.append((f"{source}, run {record.id}", _reason(error)))
+    return Gathered(source, "runs", source.stem, tuple(runs), problems=tuple(problems))
 
 
 def _gather_table(source: Path) -> Gathered:
@@ -121,18 +138,10 @@ def _run_folders(source: Path) -> tuple[SourceKind, list[Path]]:
     if not source.is_dir():
         raise EinlinearError(
             what=f"there is no {source}",
-            rule="a report reads a directory of runs, or a table",
-            fix="give the --out of einlinear sweep or einlinear train, or a .csv or .jsonl file",
+            rule="a report reads a directory of runs, packed records, or a table",
+            fix=_FIX,
         )
-    if _is_run(source):
-        return "run", [source]
-    is_sweep = (source / "runs").is_dir()
-    inside = sorted((source / "runs" if is_sweep else source).iterdir())
-    return "sweep" if is_sweep else "runs", [path for path in inside if _is_run(path)]
-
-
-def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("config.json", "record.json"))
+    return run_folders(source)
 
 
 def _without_records(folders: Sequence[Path]) -> list[Path]:
@@ -183,7 +192,7 @@ def _read_run(
         return []
 
 
-def _of_record(record: RunRecord, written: float, spelling: dict[str, str]) -> ShownRun:
+def _of_record(record: RunRecord, written: float | None, spelling: dict[str, str]) -> ShownRun:
     check_shown_record(record)
     return ShownRun(
         **_of_config(record.config, spelling),

@@ -49,7 +49,8 @@ def report(
     """Build an HTML report from runs, with its figures and tables as files for papers.
 
     Args:
-        directory: a sweep, a folder of runs, a single run, or a CSV or JSONL file of observations.
+        directory: a sweep, a folder of runs, a single run, a file of packed records, or a CSV or
+            JSONL file of observations.
         out: folder to write to; defaults to report/ in the directory, or beside the file.
         reference: structure to compare with; defaults to dense, or the one with the most runs.
         linf: "shared" by all laws, "fitted" for each structure, or a number.

@@ -87,6 +87,11 @@ def all_finished(out: Path, ids: Iterable[str]) -> dict[str, RunRecord]:
     return {name: record for name, record in read if record is not None}
 
 
+def step_seconds(record: RunRecord) -> float:
+    """Mean seconds per step of a finished run; 0 if unknown."""
+    return record.seconds / record.steps_done if record.steps_done else 0.0
+
+
 def last_step(directory: Path) -> int:
     """The step of the newest checkpoint of a run, 0 if there is none."""
     steps = (path.stem.partition("-")[2] for path in directory.glob("checkpoints/step-*.json"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from heapq import heapify, heapreplace
 from typing import Any
 
@@ -20,6 +20,7 @@ class PlanRequest:
     threads: of torch; None lets each run use as many as its steps can use.
     is_timed: whether runs may be timed if no similar run has finished.
     is_here: whether the runs are trained on this machine; others may have GPUs.
+    finished: seconds per step of runs whose records are not in the directory yet, by id.
     """
 
     study: Mapping[str, Any]
@@ -27,6 +28,7 @@ class PlanRequest:
     threads: int | None
     is_timed: bool = True
     is_here: bool = True
+    finished: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

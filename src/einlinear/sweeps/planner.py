@@ -16,10 +16,9 @@ import torch
 
 from einlinear.errors import EinlinearError
 from einlinear.runs.config import RunConfig
-from einlinear.runs.record import RunRecord
 from einlinear.runs.schedule import eval_steps
 from einlinear.show.numbers import FLOPS_PER_MAC
-from einlinear.sweeps.job import all_finished
+from einlinear.sweeps.job import all_finished, step_seconds
 from einlinear.sweeps.plan import PlannedRun, PlanRequest
 from einlinear.sweeps.study import BUDGET, Study, StudyCell
 from einlinear.training.devices.distributed import joined
@@ -69,8 +68,11 @@ def plan_study(
     """
     runs = expand_study(Study.from_dict(request.study), on_model)
     records = all_finished(Path(request.out), (run.id for run in runs))
-    timings = _timings(runs, records)
-    new = [run for run in runs if run.id not in records]
+    steps = dict(request.finished) | {
+        name: step_seconds(record) for name, record in records.items()
+    }
+    timings = _timings(runs, steps)
+    new = [run for run in runs if run.id not in steps]
     if request.is_here:
         _check_needs(new)
         untimed = new
@@ -146,14 +148,12 @@ def _labels(configs: Sequence[RunConfig]) -> list[str]:
     ]
 
 
-def _timings(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord]) -> list[Timing]:
-    """Mean seconds per step of the finished runs of each kind and size."""
+def _timings(runs: Sequence[PlannedRun], steps: Mapping[str, float]) -> list[Timing]:
+    """Mean seconds per step of the finished runs of each kind and size; 0 means unknown."""
     found: dict[tuple[Kind, int], list[float]] = {}
     for run in runs:
-        record = records.get(run.id)
-        if record is not None and record.steps_done and record.seconds > 0:
-            times = found.setdefault((kind_of(run.config), run.macs), [])
-            times.append(record.seconds / record.steps_done)
+        if steps.get(run.id):
+            found.setdefault((kind_of(run.config), run.macs), []).append(steps[run.id])
     return [Timing(kind, macs, fmean(seconds)) for (kind, macs), seconds in found.items()]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +13,15 @@ from einlinear.errors import EinlinearError
 from einlinear.files.whole import write_whole
 from einlinear.runs.directory import RunDirectory, is_locked
 from einlinear.runs.record import RunRecord
+from einlinear.runs.sources import collect_records
 from einlinear.sweeps.claims import remove_dead_claims
 from einlinear.sweeps.driver import Driver, Failure, OnSweepProgress
 from einlinear.sweeps.executors.executor import Executor
 from einlinear.sweeps.executors.local import LocalExecutor
-from einlinear.sweeps.job import RUNS, STUDIES, Job, all_finished, last_step
+from einlinear.sweeps.job import RUNS, STUDIES, Job, all_finished, last_step, step_seconds
 from einlinear.sweeps.placing import ExecutorName, Placing, opened, place
 from einlinear.sweeps.plan import PlannedRun, PlanRequest, makespan
+from einlinear.sweeps.restore import can_restore, restore
 from einlinear.sweeps.study import Study, as_study, load_study
 
 
@@ -29,6 +31,7 @@ class SweepPlan:
 
     runs: all runs of the study, with their costs and estimated times.
     records: of finished runs, by id.
+    restored: ids of those whose records are given, and will be written to the directory.
     steps_done: of interrupted runs that resume from a checkpoint, by id.
     placing, slots: where runs are trained, and how many at once; None if only a cluster knows.
     """
@@ -40,6 +43,7 @@ class SweepPlan:
     placing: Placing
     slots: int | None
     steps_done: Mapping[str, int] = field(default_factory=dict)
+    restored: frozenset[str] = frozenset()
 
     @property
     def finished(self) -> frozenset[str]:
@@ -83,6 +87,7 @@ def sweep(
     address: str | None = None,
     slurm: Mapping[str, str] | None = None,
     devices: int | None = None,
+    records: str | Path | Iterable[str | Path] = (),
     on_plan: Callable[[SweepPlan], None] | None = None,
     on_progress: OnSweepProgress | None = None,
 ) -> SweepResult:
@@ -102,6 +107,8 @@ def sweep(
         slurm: settings of Slurm jobs by name, for example {"partition": "cpu", "time": "120"}.
         devices: of each run, all on one machine: as many processes, each with a GPU of its own if
             there are any; by default one.
+        records: files of packed records, or other sweeps; their runs that belong to the study are
+            not trained again, and their records are written to `out`.
         on_plan: called before the first run.
         on_progress: called twice a second.
     """
@@ -109,9 +116,12 @@ def sweep(
     given = Placing(executor, processes, threads, address, dict(slurm or {}), devices)
     placing = place(study, given)
     out = sweep_directory(out)
+    given_records = collect_records(records)
     with opened(placing, out) as where:
-        plan = plan_sweep(study, out, placing, where)
+        plan = plan_sweep(study, out, placing, where, given=given_records)
         prepare_directory(study, out)
+        for name in plan.restored:
+            restore(out / RUNS / name, plan.records[name])
         if on_plan is not None:
             on_plan(plan)
         return run_sweep(plan, where, on_progress or (lambda _: None))
@@ -158,8 +168,11 @@ def plan_sweep(
     executor: Executor | None = None,
     *,
     is_timed: bool = True,
+    given: Iterable[RunRecord] = (),
 ) -> SweepPlan:
     """Plan a sweep; runs are timed for a few seconds, and nothing is written.
+
+    Runs whose records are given have finished, unless something else is in their directories.
 
     Without timing, models are only counted, even those that need more memory than there is here.
 
@@ -167,7 +180,9 @@ def plan_sweep(
     takes seconds to load, and a timed run may use all memory.
     """
     is_here = is_timed and placing.executor in ("local", "inline")
-    request = PlanRequest(study.as_dict(), str(out), placing.threads, is_timed, is_here)
+    known = {r.id: r for r in given if can_restore(out / RUNS / r.id, r)}
+    times = {name: step_seconds(record) for name, record in known.items()}
+    request = PlanRequest(study.as_dict(), str(out), placing.threads, is_timed, is_here, times)
     if isinstance(executor, LocalExecutor):
         runs = executor.plan(request)
     elif placing.executor == "inline":
@@ -177,11 +192,15 @@ def plan_sweep(
     else:
         with closing(LocalExecutor(1, request.threads or placing.most_threads or 1)) as planner:
             runs = planner.plan(request)
-    records = all_finished(out, (run.id for run in runs))
+    held = all_finished(out, (run.id for run in runs))
+    restored = {run.id: known[run.id] for run in runs if run.id in known and run.id not in held}
+    records = held | restored
     slots = placing.processes if executor is None else executor.slots
     steps = {run.id: last_step(out / RUNS / run.id) for run in runs if run.id not in records}
     steps_done = {name: step for name, step in steps.items() if step}
-    return SweepPlan(study, out, runs, records, placing, slots, steps_done)
+    return SweepPlan(
+        study, out, runs, records, placing, slots, steps_done, restored=frozenset(restored)
+    )
 
 
 def run_sweep(plan: SweepPlan, executor: Executor, on_progress: OnSweepProgress) -> SweepResult:

@@ -34,8 +34,8 @@ def report(
     """Build an HTML report from runs: frontiers, power laws, multipliers, in words and figures.
 
     Args:
-        directory: Directory of a sweep, a folder of runs, one run, or a CSV or JSONL file of
-            observations.
+        directory: Directory of a sweep, a folder of runs, one run, a file of einlinear pack, or a
+            CSV or JSONL file of observations.
         out: Folder to write to; by default, a folder named report in the directory.
         reference: Structure to compare with; by default dense, or the one with the most runs.
         linf: Limit of the laws: shared by all structures, fitted for each, or a number.

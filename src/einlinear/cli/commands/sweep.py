@@ -14,6 +14,7 @@ from einlinear.cli.sweep_display import sweep_display
 from einlinear.cli.terminal import columns, console
 from einlinear.errors import EinlinearError
 from einlinear.errors import quote as quoted
+from einlinear.runs.sources import collect_records
 from einlinear.show.numbers import counted, duration
 from einlinear.show.tables import text_table
 from einlinear.sweeps.placing import ExecutorName, Placing, place
@@ -39,6 +40,7 @@ def sweep(
     address: str | None = None,
     slurm: tuple[str, ...] = (),
     devices: int | None = None,
+    records: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = (),
     dry_run: bool = False,
 ) -> None:
     """Train all runs of a study: prints the plan, then the progress of each run.
@@ -56,10 +58,11 @@ def sweep(
         address: Address of a Ray cluster; by default, one is started on this machine.
         slurm: Settings of Slurm jobs, such as partition=cpu time=120 mem=8G.
         devices: GPUs of each run, all on one machine; without GPUs, its processes; by default, 1.
+        records: Files of einlinear pack, or other sweeps: runs with a record there are not trained.
         dry_run: Print the plan and stop; nothing is written.
     """
     placing = Placing(executor, processes, threads, address, slurm_settings(slurm), devices)
-    result = run_study(load_study(study), out, placing, dry_run=dry_run)
+    result = run_study(load_study(study), out, placing, dry_run=dry_run, records=records)
     if result is None:
         return
     print(f"next: einlinear report {quote(str(result.plan.out))}")
@@ -68,9 +71,17 @@ def sweep(
 
 
 def run_study(
-    study: Study, out: Path, placing: Placing, *, dry_run: bool, is_timed: bool = True
+    study: Study,
+    out: Path,
+    placing: Placing,
+    *,
+    dry_run: bool,
+    is_timed: bool = True,
+    records: tuple[Path, ...] = (),
 ) -> SweepResult | None:
     """Train the runs of a study, with its plan and its progress on the screen.
+
+    Runs whose records are in these files are not trained.
 
     Returns None after a dry run, which prints the plan only: without times if `is_timed` is False.
     """
@@ -80,7 +91,8 @@ def run_study(
     print(f"planning {counted(len(study.cells), 'combination')}: counts FLOPs{times}", flush=True)
     if dry_run:
         with console().status("planning"):
-            plan = plan_sweep(study, out, place(study, placing), is_timed=is_timed)
+            given = collect_records(records)
+            plan = plan_sweep(study, out, place(study, placing), is_timed=is_timed, given=given)
         _print_plan(plan)
         return None
     try:
@@ -95,6 +107,7 @@ def run_study(
                 address=placing.address,
                 slurm=placing.slurm,
                 devices=placing.devices,
+                records=records,
                 on_plan=screen.start,
                 on_progress=screen.show,
             )
@@ -178,6 +191,8 @@ def _plan_line(plan: SweepPlan) -> str:
         line += f"; combinations that repeat another: {plan.repeats}"
     if plan.finished:
         line += f"; {len(plan.finished)} are done, {left} to go"
+    if plan.restored:
+        line += f"; records that are given: {len(plan.restored)}"
     if plan.steps_done:
         line += f"; {counted(len(plan.steps_done), 'run')} will resume from a checkpoint"
     if not left:
