@@ -8,7 +8,6 @@ from typing import Any
 from einlinear.runs.config import RunConfig, settings_hash
 from einlinear.runs.identity import deciding_values
 
-# Weights, learning rates, the length of a run, evaluations and files: a step takes as long with any.
 NOT_IN_A_STEP = frozenset(
     {
         *("seed", "parametrization", "factor_init", "head_init", "embedding_std", "zero_query"),
@@ -18,7 +17,8 @@ NOT_IN_A_STEP = frozenset(
         *("preset", "checkpoint_every", "save_model", "keep_state", "shard"),
     }
 )
-"""Settings that do not change the time of a step on one device."""
+"""Settings that do not change the time of a step on one device: those of initial weights, learning
+rates, the length of a run, evaluations and files."""
 
 _ONLY_WHETHER = ("balance", "grad_clip", "ema")  # 0 for none; the value itself costs nothing
 _OF_STRUCTURES = {"weight_norm": False, "convert_head": False}  # nn.Linear ignores both
