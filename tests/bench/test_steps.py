@@ -18,7 +18,7 @@ MODELS = [tiny(), tiny(structure="btt"), tiny(optimizer="muon")]
 def test_three_models_are_measured_in_turns():
     seen = []
     runs = [*MODELS, tiny(seed=1), tiny(structure="monarch", lr=0.1, steps=2)]
-    times = measure_steps(runs, rounds=2, on_progress=seen.append)
+    times = measure_steps(runs, repeats=2, on_progress=seen.append)
     assert {row.key for row in times.rows} == set(map(step_key, MODELS))
     assert {row.label for row in times.rows} == {"dense", "btt", "dense muon"}
     assert {(row.width, row.units, row.unit) for row in times.rows} == {(16, 64, "token")}
@@ -33,7 +33,7 @@ def test_three_models_are_measured_in_turns():
 def test_every_round_has_all_models_in_another_order(monkeypatch):
     turns = []
     monkeypatch.setattr(steps, "_turn", lambda loop: turns.append(loop.config.id) or 1.0)
-    times = measure_steps(MODELS, rounds=6)
+    times = measure_steps(MODELS, repeats=6)
     rounds = [tuple(turns[k : k + 3]) for k in range(0, 18, 3)]
     assert all(len(set(models)) == 3 for models in rounds)
     assert len(set(rounds)) > 1
@@ -43,7 +43,7 @@ def test_every_round_has_all_models_in_another_order(monkeypatch):
 def test_the_time_is_the_median_over_rounds(monkeypatch):
     values = iter([5.0, 1.0, 9.0, 2.0, 3.0])
     monkeypatch.setattr(steps, "_turn", lambda loop: next(values))
-    (row,) = measure_steps(MODELS[:1], rounds=5).rows
+    (row,) = measure_steps(MODELS[:1], repeats=5).rows
     assert (row.low, row.seconds, row.high) == (1.0, 3.0, 9.0)
 
 
@@ -85,7 +85,7 @@ def test_intervals_of_medians_cover():
     ("call", "message"),
     [
         (lambda: measure_steps([]), "there are no runs"),
-        (lambda: measure_steps(MODELS, rounds=0), "rounds"),
+        (lambda: measure_steps(MODELS, repeats=0), "repeats"),
         (lambda: measure_steps(MODELS, threads=0), "threads"),
     ],
 )

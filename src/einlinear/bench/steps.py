@@ -27,22 +27,19 @@ from einlinear.training.needs import MOST_THREADS, needs, using_threads
 from einlinear.training.pace import take_steps
 from einlinear.training.plan import plan_run
 
-LEVEL = 0.9
-"""Level of the intervals. Five rounds or more reach it; with fewer, intervals are whole ranges."""
-
-_MOST_ROUNDS = 10_000
+_LEVEL = 0.9  # of the intervals: five rounds reach it; with fewer, an interval is the whole range
+_MOST_REPEATS = 10_000
 _WARM, _WARM_SECONDS = 3, 0.02  # untimed steps of a turn; fewer if they are slow
 _LEAST, _SECONDS = 2, 0.04  # timed steps of a turn: as many as begin within this time
 _MOST = 1000
-# In training for long, at the beginning of the warm-up: weights hardly change, and no run diverges.
-_LONG = {"steps": 1_000_000, "warmup": 100_000}
-_NOTHING_ELSE = {"eval_points": 1, "eval_size": 1, "eval_spacing": "geometric", "keep_state": False}
+# Steps are the first of a long warm-up: weights hardly change, and no run diverges.
+_STEPS, _WARMUP = 1_000_000, 100_000
 
 
 def measure_steps(
     runs: Iterable[RunRecord | RunConfig],
     *,
-    rounds: int = 9,
+    repeats: int = 9,
     threads: int = 1,
     seed: int = 0,
     on_progress: Callable[[Progress], None] | None = None,
@@ -55,18 +52,18 @@ def measure_steps(
 
     Args:
         runs: records or configs; runs whose steps take the same time are measured once.
-        rounds: number of turns of each model.
+        repeats: number of rounds; with five or more, times have intervals at the level of 90 %.
         threads: threads of torch, as many as the runs have when they are trained.
         seed: random seed of the order.
         on_progress: called with the number of turns so far, and of all.
     """
-    whole_number(rounds, "rounds", 1, _MOST_ROUNDS)
+    whole_number(repeats, "repeats", 1, _MOST_REPEATS)
     whole_number(threads, "threads", 1, MOST_THREADS)
     models = distinct_models(runs)
     _check_memory(list(models.values()))
     loops: list[RunLoop] = []
     random, show = Random(seed), on_progress or (lambda at: None)
-    total = (rounds + 1) * len(models)  # a turn to build it
+    total = (repeats + 1) * len(models)  # a turn to build it
     first = next(iter(models.values()))
     with using_threads(first, threads), torch.random.fork_rng([]):
         for config in models.values():
@@ -74,7 +71,7 @@ def measure_steps(
             show(Progress(len(loops), total, len(loops) / total))
         times: list[list[float]] = [[] for _ in loops]
         order = list(range(len(loops)))
-        for number in range(1, rounds + 1):
+        for number in range(1, repeats + 1):
             random.shuffle(order)
             for place, k in enumerate(order, 1):
                 times[k].append(_turn(loops[k]))
@@ -90,7 +87,7 @@ def measure_steps(
         )
     ]
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return StepTimes(tuple(rows), now, rounds, machine)
+    return StepTimes(tuple(rows), now, repeats, machine)
 
 
 def distinct_models(runs: Iterable[RunRecord | RunConfig]) -> dict[str, RunConfig]:
@@ -108,7 +105,7 @@ def distinct_models(runs: Iterable[RunRecord | RunConfig]) -> dict[str, RunConfi
     return models
 
 
-def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+def median_interval(values: Sequence[float], level: float = _LEVEL) -> tuple[float, float]:
     """An interval of the median: two order statistics, or the range if there are few values.
 
     Of n values, the k-th smallest and the k-th largest have the median of the distribution between
@@ -125,7 +122,8 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
 
 def _open(config: RunConfig) -> RunLoop:
     """A run before its first step, after what happens only once, such as compilation."""
-    config = replace(config, **_LONG, **_NOTHING_ELSE)
+    config = replace(config, steps=_STEPS, warmup=_WARMUP, keep_state=False)
+    config = replace(config, eval_points=1, eval_size=1, eval_spacing="geometric")
     with joined(config) as place:
         loop = RunLoop(config, place, plan_run(config, is_checked=False), None, ())
     loop.done += len(take_steps(loop, most=1, seconds=0.0))
