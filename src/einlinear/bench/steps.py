@@ -91,7 +91,7 @@ def measure_steps(
 
 
 def distinct_models(runs: Iterable[RunRecord | RunConfig]) -> dict[str, RunConfig]:
-    """One config for each distinct model, batch and optimizer, by its key; from small to large."""
+    """One config for each distinct model, batch and optimizer, by its key; dense ones first."""
     configs = [run.config if isinstance(run, RunRecord) else run for run in runs]
     models: dict[str, RunConfig] = {}
     for config in sorted(configs, key=lambda config: (config.structure != "dense", config.width)):
