@@ -341,14 +341,14 @@ COMMANDS = {
     "sample": (["DIR"], "prompt tokens temperature top-k seed"),
     "sweep": (["FILE"], "executor processes threads address slurm records dry-run"),
     "pack": (["SOURCE"], ""),
-    "report": (["FILE"], "reference linf task level resamples seed"),
+    "time": (["SOURCE"], "repeats threads"),
+    "report": (["FILE"], "reference linf task level resamples seed times"),
     "reproduce": (["NAME"], "scale data validation settings processes threads slurm dry-run"),
     "nonsense": ([], "out"),
 }
 WORDS = "64 2 dense btt relu text cpu local a=b shared 0.5 True None".split()
 GIVEN = {"describe": "btt", "prepare": "a.txt", "sweep": "a.toml", "report": "a.csv", "sample": "."}
-GIVEN |= {"pack": "a.csv"}
-GIVEN |= {"reproduce": "heads"}
+GIVEN |= {"pack": "a.csv", "reproduce": "heads", "time": "."}
 STUBBED = [
     "einlinear.training.train.train",
     "einlinear.cli.commands.sweep.plan_sweep",
@@ -359,6 +359,7 @@ STUBBED = [
     "einlinear.bench.layers.bench_case",
     "einlinear.bench.experts.bench_experts",
     "einlinear.bench.blocks.bench_stack",
+    "einlinear.bench.steps.measure_steps",
     "einlinear.training.load.make_model",
     "einlinear.training.mirrors.open_mirror",
 ]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from einlinear.bench.recommend import recommend as recommend
     from einlinear.bench.recommend_model import ModelRecommendation as ModelRecommendation
     from einlinear.bench.recommend_model import recommend_model as recommend_model
+    from einlinear.bench.steps import measure_steps as measure_steps
     from einlinear.data.prepare import prepare as prepare
     from einlinear.data.tasks.catalogue import open_task as open_task
     from einlinear.errors import EinlinearError as EinlinearError
@@ -74,6 +75,9 @@ if TYPE_CHECKING:
     from einlinear.runs.directory import read_record as read_record
     from einlinear.runs.record import RunRecord as RunRecord
     from einlinear.runs.sources import read_records as read_records
+    from einlinear.runs.step_times import ModelTime as ModelTime
+    from einlinear.runs.step_times import StepTimes as StepTimes
+    from einlinear.runs.step_times import read_step_times as read_step_times
     from einlinear.searches.search import SearchResult as SearchResult
     from einlinear.searches.search import search as search
     from einlinear.searches.search import search_result as search_result
@@ -163,6 +167,9 @@ _HOMES = {
     "RunRecord": "runs.record",
     "read_record": "runs.directory",
     "read_records": "runs.sources",
+    "StepTimes": "runs.step_times",
+    "ModelTime": "runs.step_times",
+    "read_step_times": "runs.step_times",
     "train": "training.train",
     "SearchResult": "searches.search",
     "search": "searches.search",
@@ -188,6 +195,7 @@ _HOMES = {
     "recommend": "bench.recommend",
     "ModelRecommendation": "bench.recommend_model",
     "recommend_model": "bench.recommend_model",
+    "measure_steps": "bench.steps",
     "prepare": "data.prepare",
     "open_task": "data.tasks.catalogue",
 }

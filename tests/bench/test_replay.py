@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import einlinear as el
 from einlinear.bench.replay.compare import compare, read_results, write_results
 from einlinear.bench.replay.families import FAMILIES, Family, synthetic_table
 from einlinear.bench.replay.optuna_methods import gp_proposal
@@ -145,7 +146,7 @@ def test_a_table_of_real_runs(tmp_path):
     runs = records()
     for record in runs:
         write_record(tmp_path / "runs" / record.id, record)
-    found = RunTable.from_folder(tmp_path)
+    found = RunTable.from_records(el.read_records(tmp_path))
     assert found.candidates[0].structure == "dense"
     assert found.loss.shape == (4, 2, found.rungs, 2)
     last = next(r for r in runs if r.config.structure == "dense" and r.config.width == 128)

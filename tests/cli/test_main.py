@@ -386,7 +386,7 @@ def test_a_terminal_that_is_narrow_wraps_errors(capsys, monkeypatch):
         "einlinear: there is no command 'zzz'",
         "  rule: the commands are describe, atlas, bench, recommend,",
         "        landscape, prepare, train, sample, sweep, search,",
-        "        pack, report, reproduce, doctor",
+        "        pack, time, report, reproduce, doctor",
         "  fix:  see einlinear --help",
     ]
 

@@ -41,6 +41,7 @@ from einlinear.runs.config import RunConfig
 from einlinear.runs.config_file import load_config
 from einlinear.runs.directory import RunDirectory, read_metrics, read_record
 from einlinear.runs.packed import packed_bytes, read_packed
+from einlinear.runs.step_times import read_step_times
 from einlinear.sweeps.claims import Sight, Watch, claimed, take
 from einlinear.sweeps.job import keep_failure
 from einlinear.sweeps.study import load_study
@@ -49,6 +50,7 @@ from einlinear.training.load import load_writer
 from einlinear.training.train import train
 from kit.report_records import DENSE, make_record, write_record
 from kit.runs import tiny
+from kit.times import times_of
 
 SECONDS = 60.0  # more than any reader needs for a small file on a busy machine
 LONGEST = 1_200  # characters of what a message says: a few paths, and 200 of the input
@@ -467,6 +469,13 @@ def bench_of(folder):
 
 
 @cache
+def time_files():
+    with TemporaryDirectory() as folder:
+        times_of(tiny(), tiny(structure="btt")).save(Path(folder) / "steps.json")
+        return _files_of(folder)
+
+
+@cache
 def run_files():
     """The files of a finished run."""
     with TemporaryDirectory() as folder:
@@ -627,6 +636,13 @@ READERS = [
     Reader("CIFAR, text pickle", lambda: cifar_files(0), "test_batch", cifar_of, inside_pickle),
     Reader("CIFAR, binary", lambda: cifar_files(None), "data_batch_1.bin", cifar_of),
     Reader("benchmark", fixed(a__json=bench_rows().encode()), "a.json", bench_of),
+    Reader(
+        "times of steps",
+        time_files,
+        "steps.json",
+        lambda folder: read_step_times(folder / "steps.json"),
+        is_sealed=True,
+    ),
     Reader("record", run_files, "record.json", record_of, is_sealed=True),
     Reader("packed records", packed_files, "a.jsonl", packed_of, is_sealed=True),
     Reader("packed records, sealed", packed_files, "a.jsonl", packed_of, resealed_line),

@@ -6,6 +6,8 @@ import pytest
 import einlinear as el
 from einlinear.laws.observations import StructureLabel
 from einlinear.runs.record import Counts, Point
+from einlinear.runs.shape import step_key
+from einlinear.runs.step_times import ModelTime, StepTimes
 
 
 def record(seed=0, structure="btt", losses=(4.5, 3.0, None, 2.5), warmup=0):
@@ -42,6 +44,28 @@ def test_observations_of_records(compute, expected):
     assert set(data.structure) == {"btt"}
     assert set(data.more["width"]) == {64}
     assert set(data.size) == {33}
+
+
+def test_measured_times_replace_the_clock(tmp_path):
+    records = [record(0), record(1, "dense")]
+    times = StepTimes(
+        tuple(
+            ModelTime(step_key(r.config), "", 64, seconds, seconds, seconds, 1, "token")
+            for r, seconds in zip(records, (0.5, 0.25), strict=True)
+        ),
+        "2026-01-02",
+        9,
+        {},
+    )
+    times.save(tmp_path / "steps.json")
+    for given in (times, tmp_path / "steps.json", str(tmp_path / "steps.json")):
+        data = el.Observations.from_records(records, "seconds", times=given)
+        assert data.compute.tolist() == [0, 5, 15, 0, 2.5, 7.5]
+    unknown = record(0, "low_rank")
+    with pytest.raises(el.EinlinearError, match=f"no model of run {unknown.id}"):
+        el.Observations.from_records([*records, unknown], "seconds", times=times)
+    with pytest.raises(el.EinlinearError, match="times are given, and compute is 'flops'"):
+        el.Observations.from_records(records, times=times)
 
 
 def test_records_are_observations_by_their_flops():

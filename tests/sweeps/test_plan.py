@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import einlinear as el
+from einlinear.runs.identity import canonical_text
 from einlinear.sweeps import placing as placings
 from einlinear.sweeps import planner
 from einlinear.sweeps.executors.local import _environment
@@ -28,7 +29,7 @@ from einlinear.sweeps.planner import (
 )
 from einlinear.sweeps.study import Study
 from einlinear.training.plan import cost_run, plan_run
-from kit.runs import TINY
+from kit.runs import TINY, tiny
 
 BASE = {key: value for key, value in TINY.items() if key not in ("steps", "warmup")}
 
@@ -132,6 +133,30 @@ def test_a_kind_that_was_not_timed_has_the_rate_of_all():
     assert btt == pytest.approx(dense * runs[1].macs / runs[0].macs)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"structure": "btt(rank=2)"},
+        {"optimizer": "muon"},
+        {"head_aligned": True},
+        {"num_experts": 4},
+        {"num_experts": 4, "expert_layers": "vo"},
+        {"weight_norm": False},
+        {"precision": "bfloat16"},
+    ],
+)
+def test_what_changes_the_speed_makes_another_kind(change):
+    usual = tiny(structure="btt")
+    assert kind_of(replace(usual, **change)) != kind_of(usual)
+    if "expert_layers" in change:
+        assert kind_of(tiny(structure="btt", num_experts=4)) != kind_of(replace(usual, **change))
+
+
+def test_size_and_spelling_make_no_other_kind():
+    others = {"width": 32, "batch_size": 8, "seed": 1, "lr": 0.1, "steps": 9, "head_init": "small"}
+    assert kind_of(tiny(structure="monarch", **others)) == kind_of(tiny(structure="btt"))
+
+
 def test_timing_takes_the_ends_of_each_kind_and_no_longer_than_allowed():
     widths = [16, 32, 48]
     runs = expand_study(
@@ -143,7 +168,8 @@ def test_timing_takes_the_ends_of_each_kind_and_no_longer_than_allowed():
     assert all(timing.seconds > 0 for timing in timings)
     ends = [(timing.kind[1], timing.macs) for timing in timings[:4]]
     macs = {(run.config.structure, run.config.width): run.macs for run in runs}
-    assert ends == [(s, macs[s, w]) for w in (16, 48) for s in ("btt", "dense")]
+    texts = {"btt": canonical_text("btt"), "dense": "dense"}
+    assert ends == [(texts[s], macs[s, w]) for w in (16, 48) for s in ("btt", "dense")]
     assert len(time_steps(runs, seconds=0.0)) == 1, "something is always timed"
     assert time_steps(runs, timings, seconds=100.0) == timings, "nothing is timed twice"
 

@@ -42,6 +42,7 @@ from einlinear.cli.commands.reproduce import reproduce
 from einlinear.cli.commands.sample import sample
 from einlinear.cli.commands.search import search
 from einlinear.cli.commands.sweep import sweep
+from einlinear.cli.commands.time import time
 from einlinear.cli.commands.train import train
 from einlinear.cli.terminal import columns
 from einlinear.show.symbols import ASCII_ERRORS
@@ -59,6 +60,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sweep,
     search,
     pack,
+    time,
     report,
     reproduce,
     doctor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from einlinear.errors import EinlinearError, quote, reason, shorten
 from einlinear.runs.config import RunConfig
 from einlinear.runs.record import Counts, Point, RunRecord
+from einlinear.runs.step_times import StepTimes, as_step_times
 from einlinear.show.numbers import FLOPS_PER_MAC
 from einlinear.structures.text import parse
 from einlinear.structures.values import one_of
@@ -146,14 +148,34 @@ class Observations:
         return self.take(self.structure == structure)
 
     @classmethod
-    def from_records(cls, records: Iterable[RunRecord], compute: Compute = "flops") -> Observations:
+    def from_records(
+        cls,
+        records: Iterable[RunRecord],
+        compute: Compute = "flops",
+        *,
+        times: StepTimes | str | Path | None = None,
+    ) -> Observations:
         """Observations from the curves of runs, without warm-up.
 
         The size of a run is its number of parameters. All spellings of a structure count as one and
         are named as in the first record. `more` has the width of each run, its structure without
         experts and other variations (`base_structure`), and those (`variant`).
+
+        Args:
+            records: of one task, on the same data.
+            compute: what to count.
+            times: with compute="seconds", the measured time of a step of each model, or the file
+                that holds them. Seconds are then steps times the time of a step, and do not depend
+                on what else the machine did while a run was trained.
         """
         one_of(compute, "compute", get_args(Compute))
+        if times is not None and compute != "seconds":
+            raise EinlinearError(
+                what=f"times are given, and compute is {quote(compute)}",
+                rule="the time of a step decides seconds, and nothing else",
+                fix='give compute="seconds", or leave times out',
+            )
+        measured = as_step_times(times)
         records = list(records)
         _check_records(records)
         spelling: dict[str, str] = {}
@@ -162,8 +184,9 @@ class Observations:
             config, size = record.config, record.counts.params
             label, group = structure_label(config, spelling), group_of(config)
             labels = (str(label), config.seed, group, size, config.width, *label)
+            step = None if measured is None else measured.seconds_of(config)
             rows += [
-                (record.id, spent_at(point, compute, record.counts), point.loss, *labels)
+                (record.id, spent_at(point, compute, record.counts, step), point.loss, *labels)
                 for point in record.curve
                 if is_warm(config, point.step)
             ]
@@ -322,8 +345,15 @@ def is_warm(config: RunConfig, step: int) -> bool:
     return step >= min(config.warmup, config.steps)
 
 
-def spent_at(point: Point, compute: Compute, counts: Counts | None) -> float:
-    """What a run had spent at one of its points; only some measures need its counts."""
+def spent_at(
+    point: Point, compute: Compute, counts: Counts | None, step_seconds: float | None = None
+) -> float:
+    """What a run had spent at one of its points; only some measures need its counts.
+
+    `step_seconds` is the measured time of a step; without it, seconds are those of the run's clock.
+    """
+    if compute == "seconds" and step_seconds is not None:
+        return point.step * step_seconds
     if compute == "flops":
         return float(FLOPS_PER_MAC * point.macs)
     if compute in ("macs", "seconds", "units"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from einlinear.laws.observations import Observations
 from einlinear.laws.resample import check_linf
 from einlinear.reports.ends import Ends, Final, find_ends, find_finals
 from einlinear.reports.shown import Gathered, ShownRun
+from einlinear.reports.timed import with_times
+from einlinear.runs.step_times import read_step_times
 
 MEASURES = ("flops", "linear_flops", "seconds", "params", "units", "compute")
 COMPARED = ("flops", "seconds", "compute")
@@ -45,6 +48,7 @@ class ReportSettings:
     level: float = 0.9
     resamples: int = 500
     seed: int = 0
+    times: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_draws(self.level, self.resamples, self.seed)
@@ -120,6 +124,8 @@ def compare_exponents(law: PowerLaw, other: PowerLaw) -> int:
 
 def analyse(gathered: Gathered, settings: ReportSettings) -> Analysis:
     """Analyse the runs of one task."""
+    if settings.times is not None:
+        gathered = with_times(gathered, read_step_times(settings.times))
     task = _choose_task(gathered, settings.task)
     runs = _of_one_data([run for run in gathered.runs if run.task == task])
     names = list(dict.fromkeys(run.structure for run in runs))

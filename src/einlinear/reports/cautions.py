@@ -79,7 +79,7 @@ def _about_runs(analysis: Analysis) -> Iterator[str]:
             yield f"{counted(number, 'run')} {words}: not used in fits."
     for name, what in _DIFFERENT.items():
         found = {str(run.environment[name]) for run in runs if name in run.environment}
-        if len(found) > 1:
+        if len(found) > 1 and analysis.gathered.times is None:
             yield f"The runs used different {what}, so their seconds may not be comparable."
     problems = analysis.gathered.problems
     for path, why in problems[:MOST_NAMED]:

@@ -13,6 +13,7 @@ from einlinear.errors import quote
 from einlinear.laws.observations import StructureLabel, is_warm
 from einlinear.runs.config import RunConfig
 from einlinear.runs.record import Point, RunRecord
+from einlinear.runs.step_times import StepTimes
 from einlinear.searches.answer import Answer, LeaderboardRow
 from einlinear.show.numbers import FLOPS_PER_MAC, NONE, amount, duration, short
 from einlinear.structures.taxonomy import Taxonomy
@@ -224,6 +225,7 @@ class Gathered:
     """What was found: runs, studies, and files that could not be read, with the reasons.
 
     search: None if the directory is not that of a search, or the search has no answer yet.
+    times: what seconds come from; None for the clocks of the runs.
     """
 
     source: Path
@@ -233,6 +235,7 @@ class Gathered:
     studies: tuple[ShownStudy, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
     search: ShownSearch | None = None
+    times: StepTimes | None = None
 
     @property
     def tasks(self) -> tuple[str, ...]:

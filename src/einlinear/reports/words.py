@@ -23,6 +23,7 @@ from einlinear.reports.cautions import (
     level,
 )
 from einlinear.reports.shown import RunState
+from einlinear.reports.timed import about_times
 from einlinear.searches.words import conclusions
 from einlinear.show.numbers import between, counted, duration, listed, short
 
@@ -59,7 +60,8 @@ class Crossing:
 
 def conclude(analysis: Analysis) -> Words:
     """Write the sentences of a report."""
-    headline, results = _headline(analysis), _results(analysis)
+    headline = _headline(analysis)
+    results = [*_results(analysis), *about_times(analysis.gathered)]
     limits, search = tuple(cautions(analysis)), analysis.gathered.search
     if search is None:
         return Words(headline, tuple(results), limits)

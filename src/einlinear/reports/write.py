@@ -45,6 +45,7 @@ def report(
     level: float = 0.9,
     resamples: int = 500,
     seed: int = 0,
+    times: str | Path | None = None,
 ) -> ReportFiles:
     """Build an HTML report from runs, with its figures and tables as files for papers.
 
@@ -58,8 +59,10 @@ def report(
         level: level of the intervals.
         resamples: bootstrap samples for the intervals; 0 for no intervals.
         seed: random seed of the samples.
+        times: the steps.json of `einlinear time`; seconds are then steps times the time of a step,
+            instead of those that the clocks of the runs showed.
     """
-    settings = ReportSettings(reference, linf, task, level, resamples, seed)
+    settings = ReportSettings(reference, linf, task, level, resamples, seed, times)
     source = Path(directory)
     return write_report(analyse(gather(source), settings), place_for(source, out))
 

@@ -358,7 +358,7 @@ class RunConfig:
     @property
     def id(self) -> str:
         """A short hash of what decides the run's numbers: fields with an effect, not NOT_IN_ID."""
-        return _hash(deciding_values(self._values()))
+        return settings_hash(deciding_values(self._values()))
 
     @property
     def earlier_id(self) -> str:
@@ -366,7 +366,7 @@ class RunConfig:
 
         They did not hold the rule of sizes: such a run is the same only if its shapes are.
         """
-        return _hash(in_one_form(self._values()))
+        return settings_hash(in_one_form(self._values()))
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values, without fields in _ADDED that need not be stored."""
@@ -417,7 +417,7 @@ class RunConfig:
         return cls(**values)  # type: ignore[arg-type]
 
 
-def _hash(values: Mapping[str, Any]) -> str:
+def settings_hash(values: Mapping[str, Any]) -> str:
     """The id of these values. A field of _ADDED counts if earlier versions had no such value."""
     counting = {
         name: value

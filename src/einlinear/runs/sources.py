@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from einlinear.errors import EinlinearError
-from einlinear.files.whole import as_path
+from einlinear.files.whole import as_path, checked_reading
 from einlinear.runs.directory import CONFIG, RECORD, read_record
 from einlinear.runs.packed import read_packed, rounded_losses
 from einlinear.runs.record import RunRecord
@@ -27,11 +27,13 @@ def read_records(source: str | Path) -> tuple[RunRecord, ...]:
             packed records, which `einlinear pack` writes.
     """
     path = as_path(source, "the source of records")
-    if path.is_file():
+    with checked_reading(path, rule=_RULE, fix=_FIX):  # names that are too long, say
+        is_file, is_folder = path.is_file(), path.is_dir()
+        folders = run_folders(path)[1] if is_folder else []
+    if is_file:
         return (read_record(path),) if path.name == RECORD else read_packed(path)
-    if not path.is_dir():
+    if not is_folder:
         raise EinlinearError(what=f"there is no {path}", rule=_RULE, fix=_FIX)
-    folders = run_folders(path)[1]
     records = tuple(read_record(folder) for folder in folders if (folder / RECORD).exists())
     if not records:
         raise EinlinearError(

@@ -17,6 +17,7 @@ import torch
 from einlinear.errors import EinlinearError
 from einlinear.runs.config import RunConfig
 from einlinear.runs.schedule import eval_steps
+from einlinear.runs.shape import step_settings
 from einlinear.show.numbers import FLOPS_PER_MAC
 from einlinear.sweeps.job import all_finished, step_seconds
 from einlinear.sweeps.plan import PlannedRun, PlanRequest
@@ -24,15 +25,18 @@ from einlinear.sweeps.study import BUDGET, Study, StudyCell
 from einlinear.training.devices.distributed import joined
 from einlinear.training.loop import RunLoop
 from einlinear.training.needs import check_needs, fits, using_threads
+from einlinear.training.pace import take_steps
 from einlinear.training.plan import cost_run, plan_run
 
 TIMING_SECONDS = 6.0
 """For all timing together, unless the first measurement alone takes longer."""
 
-# Runs that differ only in these have the same model, batches and data, and so the same cost.
-_NO_COST = {"seed", "steps", "parametrization", "lr", "warmup", "preset"}
-_NO_COST |= {"checkpoint_every", "save_model", "keep_state"}
-_SHAPE = tuple(field.name for field in fields(RunConfig) if field.name not in _NO_COST)
+# What else decides the memory of a run, and the rows of its validation set.
+_BESIDE_STEPS = ("eval_points", "eval_size", "validation", "rule", "ema")
+
+# Sizes of a step: within a kind of runs, time is interpolated by its multiply-adds.
+_SIZES = {"width", "depth", "head_size", "context", "batch_size", "accumulation"}
+_SIZES |= {"teacher_width", "teacher_depth", "pool"}
 
 # Settings in the order in which a label has them; all others follow.
 _FIRST = ("task", "structure", "experts", "num_experts", "num_active", "width", "depth")
@@ -99,7 +103,9 @@ def _can_be_timed(config: RunConfig) -> bool:
 
 
 def _shape(config: RunConfig) -> tuple[object, ...]:
-    return tuple(getattr(config, name) for name in _SHAPE)
+    """The same for runs with the same model, batches and data, and so the same cost."""
+    beside = (getattr(config, name) for name in _BESIDE_STEPS)
+    return (*step_settings(config).values(), *beside)
 
 
 def expand_study(
@@ -198,9 +204,9 @@ def time_steps(
 
 def kind_of(config: RunConfig) -> Kind:
     """The kind of a run: runs of one kind differ in speed only by their size."""
-    experts = (config.experts, config.num_experts, config.num_active) if config.num_experts else ()
-    how = (config.device, config.precision, config.compile)
-    return (config.task, config.structure, *how, *experts)
+    settings = step_settings(config)
+    others = (value for name, value in settings.items() if name not in _SIZES)
+    return (config.task, settings["structure"], *others)
 
 
 def _order(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
@@ -222,20 +228,8 @@ def _timed(config: RunConfig, threads: int | None) -> tuple[float, float]:
     with joined(config) as place, using_threads(config, threads), torch.random.fork_rng([]):
         run = RunLoop(config, place, plan_run(config, is_checked=False), None, ())
         start = perf_counter() - begin
-        _take_steps(run, _COLD, _COLD_SECONDS)
-        return median(_take_steps(run, _STEPS, _STEP_SECONDS)), start
-
-
-def _take_steps(run: RunLoop, most: int, seconds: float) -> list[float]:
-    """Take at least one and at most `most` steps within `seconds`; return the time of each."""
-    times: list[float] = []
-    while len(times) < most and sum(times) < seconds:
-        before = run.watch.seconds
-        run.watch.go()
-        run.state.step(len(times))
-        run.watch.stop()
-        times.append(run.watch.seconds - before)
-    return times
+        take_steps(run, most=_COLD, seconds=_COLD_SECONDS)
+        return median(take_steps(run, most=_STEPS, seconds=_STEP_SECONDS)), start
 
 
 def _timing_seconds(step: float) -> float:

@@ -1,4 +1,4 @@
-"""The pace of a run: a stopwatch, and the progress that is reported a few times a second."""
+"""The pace of a run: a stopwatch, timed steps, and progress, reported a few times a second."""
 
 from __future__ import annotations
 
@@ -54,6 +54,24 @@ class Stopwatch:
     def now(self) -> float:
         """The time so far, running or not."""
         return self.seconds + (0.0 if self._since is None else perf_counter() - self._since)
+
+
+def take_steps(
+    run: RunLoop, *, most: int, seconds: float, least: int = 1, begin: int = 0
+) -> list[float]:
+    """Train without evaluations and files, to time the steps; returns the seconds of each.
+
+    Takes at least `least` and at most `most` steps, as many as begin within `seconds`. The first is
+    step `begin` of the run.
+    """
+    times: list[float] = []
+    while len(times) < least or (len(times) < most and sum(times) < seconds):
+        before = run.watch.seconds
+        run.watch.go()
+        run.state.step(begin + len(times))
+        run.watch.stop()
+        times.append(run.watch.seconds - before)
+    return times
 
 
 class Reporter:

@@ -1,6 +1,6 @@
 """Compare methods on many tables, and write the result: `python -m einlinear.bench.replay.compare`.
 
-Writes search.json, search.md and search.svg. With --table, a directory of finished runs, it writes
+Writes search.json, search.md and search.svg. With --table, a sweep or packed records, it writes
 replay-table.json instead.
 """
 
@@ -26,6 +26,7 @@ from einlinear.bench.replay.score import (
 from einlinear.bench.replay.summary import SUMMARY, replay_summary, write_summary
 from einlinear.bench.replay.tables import RunTable
 from einlinear.files.whole import write_whole
+from einlinear.runs.sources import collect_records
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _DIGITS = 5
@@ -98,13 +99,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--table", type=Path, help="a directory of finished runs to replay")
+    parser.add_argument(
+        "--table", type=Path, help="a sweep, or a file of packed records, to replay"
+    )
     parser.add_argument("--redraw", action="store_true", help="page and picture of search.json")
     given = parser.parse_args()
     os.environ.update(dict.fromkeys(_THREADS, "1"))  # read when a worker loads numpy
     if given.table is not None:
         path = given.out / SUMMARY
-        write_summary(replay_summary(RunTable.from_folder(given.table), given.seeds), path)
+        write_summary(
+            replay_summary(RunTable.from_records(collect_records(given.table)), given.seeds), path
+        )
         print(path)
         return
     if given.redraw:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from math import inf, log
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from einlinear.errors import EinlinearError
 from einlinear.laws.observations import Floats, Ints
-from einlinear.runs.directory import RunDirectory
 from einlinear.runs.record import RunRecord
 from einlinear.searches.draws import Cost, target_beyond
 from einlinear.searches.space import FIRST_TRIED, Candidate, features_of, kernel_of
@@ -170,13 +168,6 @@ class RunTable:
             kept.keys() - {Candidate()}, key=lambda c: (places.get(c.key, len(tried)), c)
         )
         return _filled((Candidate(), *others), kept, steps)
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> RunTable:
-        """Build a table from the finished runs in a folder, at any depth."""
-        found = sorted(path.parent for path in folder.rglob("record.json"))
-        records = (RunDirectory(path).read_record() for path in found)
-        return cls.from_records(record for record in records if record is not None)
 
 
 _Size = tuple[int, int]  # multiply-adds per unit of data, and the seed

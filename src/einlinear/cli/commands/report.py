@@ -28,6 +28,7 @@ def report(
     level: float = 0.9,
     resamples: int = 500,
     seed: int = 0,
+    times: Annotated[Path | None, tyro.conf.arg(metavar="STEPS.json")] = None,
     watch: bool = False,
     port: int | None = None,
 ) -> None:
@@ -43,6 +44,8 @@ def report(
         level: Confidence level of the intervals.
         resamples: Number of bootstrap samples for the intervals; 0 for no intervals.
         seed: Random seed of the samples.
+        times: File of einlinear time: seconds are then steps times the time of a step, whatever
+            else the machine did while the runs were trained.
         watch: Serve the page to a browser on this machine and update it until Ctrl-C.
         port: Port to serve on, with --watch; by default, any free port.
     """
@@ -55,7 +58,7 @@ def report(
     _check_is_no_study(directory)
     from einlinear.reports.analyse import ReportSettings  # numpy takes a while to load
 
-    settings = ReportSettings(reference, _linf(linf), task, level, resamples, seed)
+    settings = ReportSettings(reference, _linf(linf), task, level, resamples, seed, times)
     if watch:
         _follow(directory, out, settings, port or 0)
     else:

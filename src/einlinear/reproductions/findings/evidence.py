@@ -16,7 +16,7 @@ from einlinear.reproductions.findings.layers import BTT, DENSE
 from einlinear.reproductions.findings.rates import read_cells
 from einlinear.runs.record import RunRecord
 from einlinear.runs.sources import read_records
-from einlinear.runs.step_times import StepTimes, read_times
+from einlinear.runs.step_times import StepTimes, read_step_times
 from einlinear.structures.text import parse
 
 Measure = Literal["flops", "linear_flops", "seconds"]
@@ -90,7 +90,7 @@ def read_evidence(folder: Path) -> Evidence:
         for path in sorted(folder.glob("landscape*.json"))
         for cell in read_cells(parse_object(path.read_text(encoding="utf-8")))
     ]
-    return Evidence(records, read_times(times) if times.exists() else None, tuple(cells))
+    return Evidence(records, read_step_times(times) if times.exists() else None, tuple(cells))
 
 
 def plain_structure(label: str) -> str:

@@ -17,10 +17,10 @@ from einlinear.reproductions.findings.layers import (
     MIXTURES,
     NAMES,
     SHARING,
-    STRUCTURES,
     mixture,
     standard_mixture,
 )
+from einlinear.reproductions.findings.rates import RateDrift, drifts
 from einlinear.reproductions.findings.ratios import (
     Limits,
     Overtaking,
@@ -29,7 +29,6 @@ from einlinear.reproductions.findings.ratios import (
     overtakings,
     ratios,
 )
-from einlinear.reproductions.findings.rates import RateDrift, drifts
 from einlinear.reproductions.findings.verdicts import (
     Judged,
     Ratio,
@@ -213,7 +212,3 @@ def _transfer(moved: Mapping[str, RateDrift]) -> Verdict:
         return "contradicted"
     is_less = all(own.high < drift.low for drift in others)
     return "reproduced" if is_less else "not resolved"
-
-
-
-

@@ -13,7 +13,11 @@ from einlinear.reproductions.findings.findings import Finding, Row
 from einlinear.reproductions.findings.verdicts import Judged, Ratio, Verdict, runs_in_words
 from einlinear.show.numbers import short
 
-MEASURE_NAMES = {"flops": "by FLOPs", "linear_flops": "by FLOPs of linear layers", "seconds": "by seconds"}
+MEASURE_NAMES = {
+    "flops": "by FLOPs",
+    "linear_flops": "by FLOPs of linear layers",
+    "seconds": "by seconds",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,9 @@ def in_brackets(ratio: Ratio, digits: int = 2) -> str:
     """A ratio with its interval: 0.54 (0.48 to 0.61)."""
     if not isfinite(ratio.half_width):
         return f"{short(ratio.value, digits)} (no interval)"
-    return f"{short(ratio.value, digits)} ({short(ratio.low, digits)} to {short(ratio.high, digits)})"
+    return (
+        f"{short(ratio.value, digits)} ({short(ratio.low, digits)} to {short(ratio.high, digits)})"
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
@@ -57,7 +63,11 @@ def comparison_table(rows: Sequence[Row]) -> Markup:
     found = []
     for row in rows:
         cells = [row.text, *(in_brackets(row.by_measure[m]) for m in measures)]
-        cells.append("" if row.limits is None else f"{short(row.limits.low, 2)} to {short(row.limits.high, 2)}")
+        cells.append(
+            ""
+            if row.limits is None
+            else f"{short(row.limits.low, 2)} to {short(row.limits.high, 2)}"
+        )
         cells += [row.paper or "–"] * has_paper + [in_words(row.judged)]
         found.append(cells)
     return table(head, found)

@@ -58,7 +58,9 @@ def drifts(cells: Sequence[LandscapeCell]) -> dict[str, RateDrift]:
 
 def _drift(cells: Sequence[LandscapeCell]) -> RateDrift:
     structures = list(dict.fromkeys(cell.structure for cell in cells))
-    by = {name: sorted((c for c in cells if c.structure == name), key=_width) for name in structures}
+    by = {
+        name: sorted((c for c in cells if c.structure == name), key=_width) for name in structures
+    }
     seeds = range(len(cells[0].losses[0]))
     ends = [abs(_moved([found[0].best, found[-1].best])) for found in by.values()]
     alone = [

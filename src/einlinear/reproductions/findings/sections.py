@@ -11,14 +11,9 @@ from einlinear.reproductions.findings.effects import Effect, effects
 from einlinear.reproductions.findings.evidence import Evidence, label_of, plain_structure
 from einlinear.reproductions.findings.findings import MISFIT, Comparisons, Finding, Findings
 from einlinear.reproductions.findings.layers import (
-    BTT,
     DENSE,
-    HEADS,
     NAMES,
-    OPTIMIZERS,
-    PLACES,
     STRUCTURES,
-    mixture,
 )
 from einlinear.reproductions.findings.page import (
     Section,
@@ -27,7 +22,6 @@ from einlinear.reproductions.findings.page import (
     table,
     why,
 )
-from einlinear.reproductions.findings.verdicts import Ratio
 from einlinear.show.numbers import between, counted, listed, short
 
 _TITLES = {"unit": "unit weights, one rate", "naive": "usual weights, one rate", "mup": "µP"}
@@ -70,7 +64,9 @@ def power_laws(found: Findings) -> Section:
     )
 
 
-def comparison(finding: Finding, number: str, more: str = "", figure: str = "", caption: str = "") -> Section:
+def comparison(
+    finding: Finding, number: str, more: str = "", figure: str = "", caption: str = ""
+) -> Section:
     """A finding that compares layers."""
     text = comparison_table(finding.rows)
     if more:
@@ -135,7 +131,11 @@ def exponent_effects(found: Findings) -> tuple[Section, tuple[Effect, ...]]:
     return Section("What ω, ψ and ν cost", text), parts[0][1]
 
 
-_MEASURES = {"flops": "by FLOPs", "linear_flops": "by FLOPs of linear layers", "seconds": "by seconds"}
+_MEASURES = {
+    "flops": "by FLOPs",
+    "linear_flops": "by FLOPs of linear layers",
+    "seconds": "by seconds",
+}
 _CHANGES = {"omega": "ω from 0 to ½", "psi": "ψ from 1 to ½", "nu": "ν from 1 to ½"}
 
 
@@ -152,8 +152,11 @@ def in_seconds(found: Findings, evidence: Evidence) -> Section:
     assert evidence.times is not None, "seconds need the times of steps"
     text = (
         f"Seconds are steps × the time of a step, {evidence.times.origin}. "
-        + (f"{listed(names)} {'saves' if len(names) == 1 else 'save'} time at equal loss. " if saved else
-           "No structure saves time at equal loss at these widths (16 to 224). ")
+        + (
+            f"{listed(names)} {'saves' if len(names) == 1 else 'save'} time at equal loss. "
+            if saved
+            else "No structure saves time at equal loss at these widths (16 to 224). "
+        )
         + f"{counted(len(slower), 'structure')} of {len(ratios)} {'is' if len(slower) == 1 else 'are'} slower than dense, the whole interval below 1."
     )
     rows = [
@@ -165,7 +168,12 @@ def in_seconds(found: Findings, evidence: Evidence) -> Section:
 
 
 def variations(
-    evidence: Evidence, study: str, names: Mapping[str, str], references: Sequence[str], title: str, intro: str
+    evidence: Evidence,
+    study: str,
+    names: Mapping[str, str],
+    references: Sequence[str],
+    title: str,
+    intro: str,
 ) -> Section:
     """Layers of a study against others, without a claim."""
     compared = Comparisons(evidence, study)

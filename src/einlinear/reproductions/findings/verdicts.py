@@ -64,7 +64,9 @@ def judge(ratio: Ratio, sense: Sense, bound: float | None = None) -> Judged:
     """Compare a ratio and its interval with a claim."""
     at = bound if bound is not None else SAME if sense == "same" else 1.0
     verdict = _verdict(ratio, sense, at)
-    return Judged(ratio, sense, at, verdict, 1.0 if verdict != "not resolved" else _more(ratio, at, sense))
+    return Judged(
+        ratio, sense, at, verdict, 1.0 if verdict != "not resolved" else _more(ratio, at, sense)
+    )
 
 
 def _verdict(ratio: Ratio, sense: Sense, bound: float) -> Verdict:
