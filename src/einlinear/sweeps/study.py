@@ -231,9 +231,9 @@ def _plain_table(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_together(place: str, key: str, names: Sequence[str], value: object) -> None:
     """Refuse values of settings that vary together unless each has one value for every setting."""
-    is_list = place == "grid" and isinstance(value, list | tuple) and len(value) > 0
-    if is_list and all(isinstance(v, list | tuple) and len(v) == len(names) for v in value):
-        return
+    if place == "grid" and isinstance(value, list | tuple) and len(value) > 0:
+        if all(isinstance(v, list | tuple) and len(v) == len(names) for v in value):
+            return
     rows = ", ".join(f"[{', '.join('...' for _ in names)}]" for _ in range(2))
     raise _wrong(
         f"{key} in {place}",

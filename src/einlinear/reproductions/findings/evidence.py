@@ -62,10 +62,14 @@ class Evidence:
         return {}
 
     @property
+    def all_records(self) -> tuple[RunRecord, ...]:
+        """The records of all studies, each once."""
+        return tuple({r.id: r for found in self.records.values() for r in found}.values())
+
+    @property
     def core_minutes(self) -> float:
         """Time in steps of all runs; each had one core."""
-        records = {r.id: r for found in self.records.values() for r in found}
-        return sum(record.seconds for record in records.values()) / 60
+        return sum(record.seconds for record in self.all_records) / 60
 
 
 def label_of(record: RunRecord) -> str:

@@ -45,11 +45,16 @@ class ForestRow:
 
 @dataclass(frozen=True, slots=True)
 class CurvePanel:
-    """Frontiers of some layers and their laws, beside the reference in gray."""
+    """Frontiers of some layers and their laws, beside the reference in gray.
+
+    names: what the legend calls each of the layers.
+    """
 
     title: str
     kind: str
     names: Mapping[str, str]
+    data: Observations
+    laws: Fit
 
 
 def draw_forest(groups: Mapping[str, Sequence[ForestRow]], axis: str, path: Path) -> Path:
@@ -122,9 +127,7 @@ def _forest_legend(axes: Any, rows: Sequence[ForestRow]) -> None:
                            frameon=False, fontsize=8, labelcolor=INK)  # fmt: skip
 
 
-def draw_curves(
-    data: Observations, laws: Fit, panels: Sequence[CurvePanel], reference: str, path: Path
-) -> Path:
+def draw_curves(panels: Sequence[CurvePanel], reference: str, path: Path) -> Path:
     """Write a panel for each kind of layers: frontiers as points, laws as lines."""
     check_matplotlib()
     from matplotlib.figure import Figure
@@ -132,6 +135,7 @@ def draw_curves(
     figure = Figure(figsize=(3.3 * len(panels) + 0.4, 3.5), layout="constrained", facecolor="white")
     grid = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
     for axes, panel in zip(grid, panels, strict=True):
+        data, laws = panel.data, panel.laws
         _draw_law(axes, data, laws, reference, "dense", GRAY)
         for (name, text), shade in zip(panel.names.items(), _SHADES, strict=False):
             color = _shaded(COLORS[panel.kind], shade)

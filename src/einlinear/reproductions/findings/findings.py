@@ -56,7 +56,7 @@ class Row:
     text: str
     judged: Judged
     by_measure: Mapping[Measure, Ratio]
-    limits: Limits | None
+    limits: Limits
     paper: str = ""
 
 
@@ -131,7 +131,7 @@ def find_all(evidence: Evidence) -> Findings:
         found.append(_mixtures(Comparisons(evidence, "moe")))
     if "heads" in evidence.records:
         found.append(_heads(Comparisons(evidence, "heads")))
-    moved = drifts(evidence.landscape) if evidence.landscape is not None else {}
+    moved = drifts(evidence.cells)
     return Findings(
         laws,
         _power_law(laws),

@@ -1,9 +1,9 @@
-"""The page of the findings, findings.md, in words and tables."""
+"""The page of the findings in Markdown: its sections, tables and the words of verdicts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -22,13 +22,13 @@ MEASURE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of the page: a claim with its figure, numbers and verdict."""
+    """A section of the page; those about a claim of the paper end in a verdict."""
 
     title: str
     text: Markup
     claim: str = ""
     number: str = ""
-    verdict: Verdict | str = ""
+    verdict: Verdict | None = None
     why: str = ""
     figure: str = ""
     caption: str = ""
@@ -39,13 +39,18 @@ class Section:
         return re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
 
 
+def paragraphs(*parts: str) -> Markup:
+    """Parts of a section, as Markdown."""
+    return Markup("\n\n".join(parts))
+
+
 def in_brackets(ratio: Ratio, digits: int = 2) -> str:
-    """A ratio with its interval: 0.54 (0.48 to 0.61)."""
+    """A ratio with its interval, such as 0.54 (0.48 to 0.61); a star if it is extrapolated."""
+    star = "\\*" if ratio.is_extrapolated else ""
     if not isfinite(ratio.half_width):
-        return f"{short(ratio.value, digits)} (no interval)"
-    return (
-        f"{short(ratio.value, digits)} ({short(ratio.low, digits)} to {short(ratio.high, digits)})"
-    )
+        return f"{short(ratio.value, digits)}{star} (no interval)"
+    ends = f"{short(ratio.low, digits)} to {short(ratio.high, digits)}"
+    return f"{short(ratio.value, digits)}{star} ({ends})"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
@@ -63,11 +68,7 @@ def comparison_table(rows: Sequence[Row]) -> Markup:
     found = []
     for row in rows:
         cells = [row.text, *(in_brackets(row.by_measure[m]) for m in measures)]
-        cells.append(
-            ""
-            if row.limits is None
-            else f"{short(row.limits.low, 2)} to {short(row.limits.high, 2)}"
-        )
+        cells.append(f"{short(row.limits.low, 2)} to {short(row.limits.high, 2)}")
         cells += [row.paper or "–"] * has_paper + [in_words(row.judged)]
         found.append(cells)
     return table(head, found)
@@ -82,7 +83,7 @@ def in_words(judged: Judged) -> str:
 
 def why(finding: Finding) -> str:
     """How many of the comparisons agree with the claim."""
-    counts: Mapping[str, int] = {
+    counts = {
         name: sum(row.judged.verdict == name for row in finding.rows)
         for name in ("reproduced", "contradicted", "not resolved")
     }

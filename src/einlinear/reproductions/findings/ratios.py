@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 
@@ -16,6 +16,7 @@ from einlinear.reproductions.findings.verdicts import Ratio
 
 LEVEL, RESAMPLES = 0.9, 1000
 _LEAST_SIZES = 2  # that remain without the two ends of a frontier
+_NEAR = 1e-4  # shares of compute that do not count
 LIMITS = (0.0, 0.3, 0.6, 0.8)
 """Values of linf to try, as shares of the lowest loss."""
 
@@ -91,7 +92,7 @@ def over_limits(data: Observations, names: Sequence[str], reference: str) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Overtaking:
-    """Whether every size of a structure was trained until the next larger one overtook it.
+    """Whether every size of a structure was trained until a larger one overtook it.
 
     early: sizes, by width, that ended before that.
     """
@@ -102,7 +103,7 @@ class Overtaking:
 
 
 def overtakings(data: Observations) -> dict[str, Overtaking]:
-    """For every structure, the widths that the next larger one did not overtake.
+    """For every structure, the widths that no larger one overtook.
 
     A width is overtaken if the lowest median loss of a larger width, at the compute at which the
     width ends or before, is no higher.
@@ -112,10 +113,10 @@ def overtakings(data: Observations) -> dict[str, Overtaking]:
         own = data.of(name)
         widths = sorted(set(own.more["width"].tolist()))
         early = []
-        for width, above in zip(widths, widths[1:], strict=False):
+        for width in widths[:-1]:
             end, loss = _last(own.take(own.more["width"] == width))
-            larger = own.take((own.more["width"] == above) & (own.compute <= end * 1.0001))
-            is_overtaken = len(larger.run) > 0 and _lowest(larger) <= loss
+            before = (own.more["width"] > width) & (own.compute <= end * (1 + _NEAR))
+            is_overtaken = before.any() and _lowest(own.take(before)) <= loss
             early += [] if is_overtaken else [int(width)]
         found[name] = Overtaking(name, len(widths), tuple(early))
     return found
@@ -129,7 +130,7 @@ def _last(data: Observations) -> tuple[float, float]:
 
 def _lowest(data: Observations) -> float:
     """The lowest median over seeds."""
-    at: Mapping[float, list[float]] = {}
+    at: dict[float, list[float]] = {}
     for compute, loss in zip(data.compute.tolist(), data.loss.tolist(), strict=True):
-        at.setdefault(compute, []).append(loss)  # type: ignore[attr-defined]
+        at.setdefault(compute, []).append(loss)
     return min((float(np.median(losses)) for losses in at.values()), default=nan)
