@@ -139,7 +139,7 @@ def test_a_width_that_ended_early_is_named(folder):
     data = el.Observations.from_records(short)
     ends = ratios_module.overtakings(data)
     assert ends["btt"].early == (64,)
-    assert ends["dense"].early == ()
+    assert ends["kronecker"].early == ()
 
 
 def test_the_page_has_every_finding_and_is_made_alike(folder, tmp_path):

@@ -158,8 +158,8 @@ def _finding(key: str, title: str, claim: str, rows: Sequence[Row]) -> Finding:
 def _sharing(table: Comparisons) -> Finding:
     return _finding(
         "omega",
-        "Sharing parameters (ω > 0) hurts",
-        "structures that use a parameter more than once per input scale worse",
+        "Sharing parameters hurts",
+        "structures that use a parameter more than once per input (ω > 0) scale worse",
         [table.row(name, like, "less") for name, like in SHARING],
     )
 
@@ -167,8 +167,8 @@ def _sharing(table: Comparisons) -> Finding:
 def _rank(table: Comparisons) -> Finding:
     return _finding(
         "psi",
-        "A lower rank (ψ < 1) hurts",
-        "among structures without sharing, those of full rank scale better",
+        "A lower rank hurts",
+        "among structures without sharing, those of full rank (ψ = 1) scale better than those of low rank",
         [table.row(name, like, "less") for name, like in LOW],
     )
 
@@ -176,7 +176,7 @@ def _rank(table: Comparisons) -> Finding:
 def _compute(table: Comparisons) -> Finding:
     return _finding(
         "nu",
-        "How much compute a layer uses (ν) does not matter: full-rank BTT equals dense",
+        "Full-rank BTT equals dense",
         "structures with ω = 0 and ψ = 1 have the same scaling law as dense, whatever their ν",
         [table.row(name, DENSE, "same") for name in FULL_RANK],
     )
@@ -187,7 +187,7 @@ def _mixtures(table: Comparisons) -> Finding:
     rows += [table.row(mixture(BTT, n), standard_mixture(n), "more") for n in EXPERTS]
     return _finding(
         "moe",
-        "Experts of BTT in every layer beat the standard mixture, which beats dense",
+        "Experts of BTT beat the standard mixture, which beats dense",
         "with 16 experts, BTT-MoE needs 5.3 ± 0.3 times less compute than dense, the standard MoE "
         "4.1 ± 0.3; low-rank-MoE and dense-MoE about 2",
         rows,
@@ -197,7 +197,7 @@ def _mixtures(table: Comparisons) -> Finding:
 def _heads(table: Comparisons) -> Finding:
     return _finding(
         "heads",
-        "Axes that follow the attention heads help",
+        "Axes that follow attention heads help",
         "BTT aligned with the heads needs 17 % less compute than plain BTT",
         [table.row(name, BTT, "more") for name in HEADS],
     )
