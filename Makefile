@@ -9,7 +9,7 @@ COVER =
 # Tests start many processes: with bytecode kept, each loads torch in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs lint test test-all sanitize bench bench-search wheel clean
+.PHONY: demo docs lint test test-all sanitize bench bench-search results wheel clean
 
 demo: .venv/demo-ready  ## the main job on embedded data: search for the best structure
 	$(BIN)/einlinear search examples/search.toml --out demo/search
@@ -44,6 +44,9 @@ bench: $(READY)  ## layers against nn.Linear; how long plans, imports and the co
 
 bench-search: $(READY)  ## the search against other methods on tables of runs: docs/results/search.md
 	$(BIN)/python -m einlinear.bench.replay.compare --out docs/results
+
+results: $(READY)  ## the paper's findings from the records of the study: docs/results/findings.md
+	$(BIN)/python -m einlinear.reproductions.findings.make docs/results/study --out docs/results
 
 wheel: $(READY)  ## dist/*.whl, one for all Pythons; installed and tried where there is no compiler
 	$(BIN)/python tests/check_wheel.py

@@ -28,7 +28,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["results/*.json", "results/*.toml"]
+exclude_patterns = ["results/*.json", "results/*.toml", "results/study/*"]
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]  # text that shows Python with an ellipsis

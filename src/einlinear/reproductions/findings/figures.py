@@ -73,7 +73,11 @@ def draw_forest(groups: Mapping[str, Sequence[ForestRow]], axis: str, path: Path
             y += 1
             ticks.append(y)
             names.append(row.text)
-            _draw_ratio(axes, y - 0.13 * (row.seconds is not None), row.flops, COLORS[row.kind])
+            shift = 0.13 * (row.seconds is not None)
+            _draw_ratio(axes, y - shift, row.flops, COLORS[row.kind])
+            if row.flops.before is not None:
+                axes.plot(row.flops.before[0], y - shift, marker="|", color=COLORS[row.kind],
+                          markersize=7, alpha=0.8, zorder=3)  # fmt: skip
             if row.seconds is not None:
                 _draw_ratio(axes, y + 0.2, row.seconds, COLORS[row.kind], is_hollow=True)
             if row.paper is not None:
@@ -101,7 +105,8 @@ def _draw_ratio(axes: Any, y: float, ratio: Ratio, color: str, *, is_hollow: boo
 
 def _log_axis(axes: Any, rows: Sequence[ForestRow]) -> None:
     every = [r for row in rows for r in (row.flops, row.seconds) if r is not None]
-    low, high = min(r.low for r in every), max(r.high for r in every)
+    early = [row.flops.before[0] for row in rows if row.flops.before is not None]
+    low, high = min([*early, *(r.low for r in every)]), max([*early, *(r.high for r in every)])
     high = max([high, *(row.paper for row in rows if row.paper is not None)])
     axes.set_xscale("log")
     axes.set_xlim(low / 1.15, high * 1.15)
@@ -116,6 +121,9 @@ def _forest_legend(axes: Any, rows: Sequence[ForestRow]) -> None:
 
     dot: Any = {"linestyle": "", "marker": "o", "color": GRAY}
     handles = [Line2D([], [], label="in FLOPs", markersize=5.5, **dot)]
+    if any(row.flops.before is not None for row in rows):
+        bar: Any = {"linestyle": "", "marker": "|", "color": GRAY, "markersize": 7}
+        handles.append(Line2D([], [], label="at a tenth of the compute", **bar))
     if any(row.seconds is not None for row in rows):
         hollow: Any = dot | {"markerfacecolor": "white"}
         handles.append(Line2D([], [], label="in seconds", markersize=4, **hollow))

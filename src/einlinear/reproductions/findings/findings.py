@@ -168,7 +168,8 @@ def _rank(table: Comparisons) -> Finding:
     return _finding(
         "psi",
         "A lower rank hurts",
-        "among structures without sharing, those of full rank (ψ = 1) scale better than those of low rank",
+        "among structures without sharing, those of full rank (ψ = 1) scale better than those of "
+        "low rank",
         [table.row(name, like, "less") for name, like in LOW],
     )
 

@@ -45,12 +45,15 @@ def paragraphs(*parts: str) -> Markup:
 
 
 def in_brackets(ratio: Ratio, digits: int = 2) -> str:
-    """A ratio with its interval, such as 0.54 (0.48 to 0.61); a star if it is extrapolated."""
-    star = "\\*" if ratio.is_extrapolated else ""
-    if not isfinite(ratio.half_width):
-        return f"{short(ratio.value, digits)}{star} (no interval)"
-    ends = f"{short(ratio.low, digits)} to {short(ratio.high, digits)}"
-    return f"{short(ratio.value, digits)}{star} ({ends})"
+    """A ratio with its interval, such as 0.54 (0.48 to 0.61)."""
+    return with_ends(ratio.value, ratio.low, ratio.high, digits)
+
+
+def with_ends(value: float, low: float, high: float, digits: int = 2) -> str:
+    """A number with its interval."""
+    if not (isfinite(low) and isfinite(high)):
+        return f"{short(value, digits)} (no interval)"
+    return f"{short(value, digits)} ({short(low, digits)} to {short(high, digits)})"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
@@ -63,11 +66,14 @@ def comparison_table(rows: Sequence[Row]) -> Markup:
     """All comparisons of a finding, in every measure."""
     measures = list(rows[0].by_measure)
     has_paper = any(row.paper for row in rows)
-    head = ["compared", *(MEASURE_NAMES[m] for m in measures), "with other L∞"]
+    head = ["compared", "a tenth of the compute before", *(MEASURE_NAMES[m] for m in measures)]
+    head.append("with other L∞")
     head += ["paper"] * has_paper + ["verdict"]
     found = []
     for row in rows:
-        cells = [row.text, *(in_brackets(row.by_measure[m]) for m in measures)]
+        before = row.judged.ratio.before
+        cells = [row.text, "–" if before is None else with_ends(*before)]
+        cells += [in_brackets(row.by_measure[m]) for m in measures]
         cells.append(f"{short(row.limits.low, 2)} to {short(row.limits.high, 2)}")
         cells += [row.paper or "–"] * has_paper + [in_words(row.judged)]
         found.append(cells)

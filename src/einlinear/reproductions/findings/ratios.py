@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
 
 import numpy as np
 
 from einlinear.errors import EinlinearError
 from einlinear.laws.fit import Fit, FitPoints, fit_power_law
-from einlinear.laws.multiplier import compute_multiplier
-from einlinear.laws.observations import Observations
+from einlinear.laws.multiplier import Multiplier, compute_multiplier
+from einlinear.laws.observations import Floats, Observations
 from einlinear.reproductions.findings.verdicts import Ratio
 
 LEVEL, RESAMPLES = 0.9, 1000
 _LEAST_SIZES = 2  # that remain without the two ends of a frontier
-_NEAR = 1e-4  # shares of compute that do not count
+LEVEL_LOSS = 0.003
+"""Losses that differ by less than this share, about the noise of a run, are level."""
+EARLIER = 10.0
+"""Ratios are also given where the reference has spent this many times less compute."""
+
 LIMITS = (0.0, 0.3, 0.6, 0.8)
 """Values of linf to try, as shares of the lowest loss."""
 
@@ -36,25 +39,43 @@ def of_names(data: Observations, names: Sequence[str]) -> Observations:
 
 
 def ratios(data: Observations, names: Sequence[str], reference: str) -> dict[str, Ratio]:
-    """How many times less compute each of the names needs than the reference.
+    """How many times less compute each of the names needs than the reference, at the end.
 
-    All laws share one linf. The sizes at the two ends of a frontier are left out if two or more
-    remain of every structure.
+    Power laws of different exponents cross, so that a ratio depends on the loss. It is taken at the
+    lowest loss that both have reached, where most compute was spent, and for comparison where the
+    reference needs a tenth of that compute. All laws share one linf. The sizes at the two ends of a
+    frontier are left out if two or more remain of every structure.
     """
     names = [name for name in names if name != reference]
     part = of_names(data, [reference, *names])
-    options = {"points": points_for(part), "level": LEVEL, "resamples": RESAMPLES}
-    found = compute_multiplier(part, reference, **options)  # type: ignore[arg-type]
+    points = points_for(part)
+    laws = fit_power_law(part, linf="shared", points=points, resamples=0)
+    places = {name: _common_losses(laws, name, reference) for name in names}
+    losses = sorted({loss for pair in places.values() for loss in pair})
+    found = compute_multiplier(
+        part, reference, points=points, losses=losses, level=LEVEL, resamples=RESAMPLES
+    )
     return {
-        name: Ratio(
-            name,
-            reference,
-            found[name].median,
-            *found[name].median_interval,
-            found[name].mean_is_extrapolated,
-        )
-        for name in names
-    }
+        name: Ratio(name, reference, *_at(found[name], losses.index(last)),
+                    before=_at(found[name], losses.index(first)),
+                    compute=laws[reference].compute(last))
+        for name, (first, last) in places.items()
+    }  # fmt: skip
+
+
+def _common_losses(laws: Fit, name: str, reference: str) -> tuple[float, float]:
+    """The loss that both reached last, and the one that the reference had at a tenth of it."""
+    losses = [laws.points.of(each).loss for each in (name, reference)]
+    law = laws[reference]
+    last = max(float(loss.min()) for loss in losses)
+    first = min(float(loss.max()) for loss in losses)
+    return max(last, min(first, law.loss(law.compute(last) / EARLIER))), last
+
+
+def _at(found: Multiplier, place: int) -> tuple[float, float, float]:
+    values = (found.values, found.low, found.high)
+    value, low, high = (float(column[place]) for column in values)
+    return value, low, high
 
 
 def points_for(data: Observations) -> FitPoints:
@@ -77,16 +98,16 @@ def fit_all(data: Observations) -> Fit:
 
 
 def over_limits(data: Observations, names: Sequence[str], reference: str) -> dict[str, Limits]:
-    """How the ratios move with linf."""
+    """How the ratios at the end move with linf."""
     names = [name for name in names if name != reference]
     part = of_names(data, [reference, *names])
     points = points_for(part)
     found: dict[str, list[float]] = {name: [] for name in names}
     for share in LIMITS:
-        linf = share * float(part.loss.min())
-        rows = compute_multiplier(part, reference, linf=linf, points=points, resamples=0)
+        laws = fit_power_law(part, linf=share * float(part.loss.min()), points=points, resamples=0)
         for name in names:
-            found[name].append(rows[name].median)
+            last = _common_losses(laws, name, reference)[1]
+            found[name].append(laws[reference].compute(last) / laws[name].compute(last))
     return {name: Limits(name, min(values), max(values)) for name, values in found.items()}
 
 
@@ -105,32 +126,29 @@ class Overtaking:
 def overtakings(data: Observations) -> dict[str, Overtaking]:
     """For every structure, the widths that no larger one overtook.
 
-    A width is overtaken if the lowest median loss of a larger width, at the compute at which the
-    width ends or before, is no higher.
+    A width is overtaken if a larger one has no higher loss when it has spent as much compute as the
+    width spent in all, between evaluations by interpolation; less than `LEVEL_LOSS` above counts as
+    no higher. Losses are medians over seeds.
     """
     found = {}
     for name in data.structures:
         own = data.of(name)
         widths = sorted(set(own.more["width"].tolist()))
+        curves = {width: _median_curve(own.take(own.more["width"] == width)) for width in widths}
         early = []
-        for width in widths[:-1]:
-            end, loss = _last(own.take(own.more["width"] == width))
-            before = (own.more["width"] > width) & (own.compute <= end * (1 + _NEAR))
-            is_overtaken = before.any() and _lowest(own.take(before)) <= loss
-            early += [] if is_overtaken else [int(width)]
+        for place, width in enumerate(widths[:-1]):
+            (x, y), larger = curves[width], [curves[w] for w in widths[place + 1 :]]
+            lowest = min(np.interp(x[-1], *c, left=np.inf) for c in larger)
+            early += [] if lowest <= (1 + LEVEL_LOSS) * y[-1] else [int(width)]
         found[name] = Overtaking(name, len(widths), tuple(early))
     return found
 
 
-def _last(data: Observations) -> tuple[float, float]:
-    """The largest compute, and the median loss there over seeds."""
-    end = float(data.compute.max())
-    return end, float(np.median(data.loss[data.compute == end]))
-
-
-def _lowest(data: Observations) -> float:
-    """The lowest median over seeds."""
+def _median_curve(data: Observations) -> tuple[Floats, Floats]:
+    """The logarithm of compute, and the median loss over seeds, where all seeds have one."""
     at: dict[float, list[float]] = {}
     for compute, loss in zip(data.compute.tolist(), data.loss.tolist(), strict=True):
         at.setdefault(compute, []).append(loss)
-    return min((float(np.median(losses)) for losses in at.values()), default=nan)
+    kept = sorted((compute, float(np.median(losses))) for compute, losses in at.items() if compute)
+    x, y = np.array(kept).T
+    return np.log(x), y

@@ -18,7 +18,9 @@ from einlinear.reproductions.findings.page import (
     paragraphs,
     table,
     why,
+    with_ends,
 )
+from einlinear.reproductions.findings.ratios import LEVEL_LOSS
 from einlinear.show.numbers import between, counted, listed, short
 
 PARAMETRIZATIONS = {
@@ -50,7 +52,8 @@ def power_laws(found: Findings) -> Section:
         f"({between(laws[0].linf_interval)}).\n"
         "*Residuals* are root mean squares, in percent of the loss. *Bend* says whether they bend\n"
         "more than the noise of runs explains. *Overtaken* counts the widths that trained until\n"
-        "a larger one overtook them, of all but the largest.",
+        f"a larger one overtook them (within {100 * LEVEL_LOSS:g} % of the loss), of all but the\n"
+        "largest.",
         table(["structure", "exponent a", "residuals", "bend", "decades", "overtaken"], rows),
     )
     low, high = (end(law.a for law in laws) for end in (min, max))
@@ -140,7 +143,7 @@ def exponent_effects(found: Findings) -> Section:
 
 
 def _effect(effect: Effect) -> str:
-    return f"{short(effect.factor, 2)} ({short(effect.low, 2)} to {short(effect.high, 2)})"
+    return with_ends(effect.factor, effect.low, effect.high)
 
 
 def in_seconds(found: Findings, evidence: Evidence) -> Section:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, log
+from math import ceil, inf, isfinite, log, nan
 from typing import Literal
 
 Verdict = Literal["reproduced", "contradicted", "not resolved"]
@@ -17,10 +17,12 @@ SAME = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times less compute some layers need than others for the same loss.
+    """How many times less compute some layers need than others, at the lowest loss both reached.
 
     low, high: the 90 % interval.
-    is_extrapolated: whether the reference did not reach any of the losses.
+    before: the same three where the reference had spent a tenth of the compute, or as near to that
+        as both go.
+    compute: what the reference spends for the loss.
     """
 
     name: str
@@ -28,7 +30,8 @@ class Ratio:
     value: float
     low: float
     high: float
-    is_extrapolated: bool = False
+    before: tuple[float, float, float] | None = None
+    compute: float = nan
 
     @property
     def half_width(self) -> float:
@@ -36,11 +39,6 @@ class Ratio:
         if not (0 < self.low <= self.high < inf):
             return inf
         return log(self.high / self.low) / 2
-
-    def over(self, share: float) -> Ratio:
-        """The same ratio in another unit: divided by `share`."""
-        ends = self.value / share, self.low / share, self.high / share
-        return Ratio(self.name, self.reference, *ends, self.is_extrapolated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +101,4 @@ def runs_in_words(more_runs: float) -> str:
     """How many times as many runs would resolve a ratio."""
     if not isfinite(more_runs) or more_runs > 1000:
         return "more than 1,000 times the runs"
-    return f"about {ceil(more_runs)} times the runs"
+    return f"about {max(2, ceil(more_runs))} times the runs"
