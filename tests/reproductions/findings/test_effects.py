@@ -7,7 +7,8 @@ import pytest
 
 from einlinear.reproductions.findings.effects import effects
 from einlinear.reproductions.findings.evidence import plain_structure
-from einlinear.reproductions.findings.layers import DENSE, STRUCTURES
+from einlinear.reproductions.findings.layers import DENSE_LAYERS as DENSE
+from einlinear.reproductions.findings.layers import STRUCTURES
 from einlinear.reproductions.findings.verdicts import Ratio
 from einlinear.structures.taxonomy import taxonomy
 from einlinear.structures.text import parse

@@ -10,7 +10,7 @@ from einlinear.reproductions.findings import ratios as ratios_module
 from einlinear.reproductions.findings.evidence import label_of, read_evidence
 from einlinear.reproductions.findings.findings import find_all
 from einlinear.reproductions.findings.layers import HEADS, MIXTURES, NAMES, PLACES, STRUCTURES
-from einlinear.reproductions.findings.make import make_page
+from einlinear.reproductions.findings.make import make_findings
 from einlinear.runs.packed import write_packed
 from kit.report_records import Kind, make_record
 
@@ -143,7 +143,7 @@ def test_a_width_that_ended_early_is_named(folder):
 
 
 def test_the_page_has_every_finding_and_is_made_alike(folder, tmp_path):
-    page = make_page(folder, tmp_path / "a").read_text()
+    page = make_findings(folder, tmp_path / "a").read_text()
     for text in (
         "Every structure follows a power law",
         "**reproduced**",
@@ -155,7 +155,7 @@ def test_the_page_has_every_finding_and_is_made_alike(folder, tmp_path):
     for figure in ("findings.svg", "laws.svg", "rates.svg"):
         assert figure in page
         assert (tmp_path / "a" / figure).stat().st_size > 5000
-    again = make_page(folder, tmp_path / "b").read_text()
+    again = make_findings(folder, tmp_path / "b").read_text()
     assert again == page
     numbers = json.loads((tmp_path / "a" / "findings.json").read_text())
     assert numbers["findings"]["omega"]["verdict"] == "reproduced"

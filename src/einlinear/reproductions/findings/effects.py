@@ -18,7 +18,7 @@ EXPONENTS = ("omega", "psi", "nu")
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class ExponentEffect:
     """The factor on the multiplier that one exponent has, if the others stay.
 
     For omega: from 0 to 1/2. For psi: from 1 to 1/2. For nu: from 1 to 1/2.
@@ -30,7 +30,9 @@ class Effect:
     high: float
 
 
-def effects(ratios: Mapping[str, Ratio], structures: Mapping[str, str]) -> tuple[Effect, ...]:
+def effects(
+    ratios: Mapping[str, Ratio], structures: Mapping[str, str]
+) -> tuple[ExponentEffect, ...]:
     """Fit log λ = c + β_ω ω + β_ψ (1 - ψ) + β_ν (1 - ν) to all structures, dense at λ = 1.
 
     Least squares over structures, each with the same weight: they scatter around the fit by more
@@ -48,7 +50,7 @@ def effects(ratios: Mapping[str, Ratio], structures: Mapping[str, str]) -> tuple
     draws = _draws(x, y, found)
     low, high = np.quantile(draws, [0.05, 0.95], axis=0)
     return tuple(
-        Effect(name, exp(found[k] / 2), exp(low[k] / 2), exp(high[k] / 2))
+        ExponentEffect(name, exp(found[k] / 2), exp(low[k] / 2), exp(high[k] / 2))
         for k, name in enumerate(EXPONENTS, start=1)
     )
 

@@ -12,7 +12,7 @@ from einlinear.errors import EinlinearError
 from einlinear.files.whole import parse_object
 from einlinear.landscapes.cells import LandscapeCell
 from einlinear.laws.observations import Observations, structure_label
-from einlinear.reproductions.findings.layers import BTT, DENSE
+from einlinear.reproductions.findings.layers import BTT, DENSE_LAYERS
 from einlinear.reproductions.findings.rates import read_cells
 from einlinear.runs.record import RunRecord
 from einlinear.runs.sources import read_records
@@ -20,12 +20,12 @@ from einlinear.runs.step_times import StepTimes, read_step_times
 from einlinear.structures.text import parse
 
 Measure = Literal["flops", "linear_flops", "seconds"]
-MEASURES: tuple[Measure, ...] = ("flops", "linear_flops", "seconds")
+COMPARED_BY: tuple[Measure, ...] = ("flops", "linear_flops", "seconds")
 
-STUDIES = ("tuning", "structures", "moe", "heads", "muon", "pixels", "regression")
+STUDY_FILES = ("tuning", "structures", "moe", "heads", "muon", "pixels", "regression")
 """Files of packed records, by the name of the study."""
 
-_ALSO = {"moe": (DENSE,), "heads": (BTT,), "muon": (DENSE, BTT)}
+_ALSO = {"moe": (DENSE_LAYERS,), "heads": (BTT,), "muon": (DENSE_LAYERS, BTT)}
 """Layers of the study of structures that another study is compared with."""
 
 
@@ -80,7 +80,9 @@ def label_of(record: RunRecord) -> str:
 def read_evidence(folder: Path) -> Evidence:
     """Read what is in a folder; studies that are not there are left out."""
     records = {
-        name: read_records(path) for name in STUDIES if (path := folder / f"{name}.jsonl").exists()
+        name: read_records(path)
+        for name in STUDY_FILES
+        if (path := folder / f"{name}.jsonl").exists()
     }
     if "structures" not in records:
         raise EinlinearError(

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from einlinear.laws.fit import Fit
-from einlinear.reproductions.findings.evidence import MEASURES, Evidence, Measure
+from einlinear.reproductions.findings.evidence import COMPARED_BY, Evidence, Measure
 from einlinear.reproductions.findings.layers import (
     BTT,
-    DENSE,
+    DENSE_LAYERS,
     EXPERTS,
     FULL_RANK,
     HEADS,
@@ -30,15 +30,15 @@ from einlinear.reproductions.findings.ratios import (
     ratios,
 )
 from einlinear.reproductions.findings.verdicts import (
+    ClaimVerdict,
     Judged,
     Ratio,
     Sense,
-    Verdict,
     judge,
     overall,
 )
 
-MISFIT = 0.01
+GOOD_FIT = 0.01
 """A law fits if its residuals are below this share of the loss."""
 
 PAPER = {
@@ -68,7 +68,7 @@ class Finding:
     title: str
     claim: str
     rows: tuple[Row, ...]
-    verdict: Verdict
+    verdict: ClaimVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class Findings:
     """All findings, and what else the page shows."""
 
     laws: Fit
-    power_law: Verdict
+    power_law: ClaimVerdict
     overtaking: Mapping[str, Overtaking]
     ratios: Mapping[Measure, Mapping[str, Ratio]]
     judged: Mapping[str, Finding]
     drifts: Mapping[str, RateDrift] = field(default_factory=dict)
-    transfer: Verdict = "not resolved"
+    transfer: ClaimVerdict = "not resolved"
 
 
 class Comparisons:
@@ -113,12 +113,14 @@ class Comparisons:
         text = f"{NAMES[name]} over {NAMES[reference]}"
         limits = self._limits[reference][name]
         judged = judge(found["flops"], sense, bound)
-        return Row(name, text, judged, found, limits, PAPER.get(name, "") * (reference == DENSE))
+        return Row(
+            name, text, judged, found, limits, PAPER.get(name, "") * (reference == DENSE_LAYERS)
+        )
 
     @property
     def measures(self) -> Sequence[Measure]:
         """Seconds only where steps have been timed."""
-        return [m for m in MEASURES if m != "seconds" or self.evidence.times is not None]
+        return [m for m in COMPARED_BY if m != "seconds" or self.evidence.times is not None]
 
 
 def find_all(evidence: Evidence) -> Findings:
@@ -136,16 +138,16 @@ def find_all(evidence: Evidence) -> Findings:
         laws,
         _power_law(laws),
         overtakings(data),
-        {measure: structures.all(DENSE, measure) for measure in structures.measures},
+        {measure: structures.all(DENSE_LAYERS, measure) for measure in structures.measures},
         {finding.key: finding for finding in found},
         moved,
         _transfer(moved),
     )
 
 
-def _power_law(laws: Fit) -> Verdict:
+def _power_law(laws: Fit) -> ClaimVerdict:
     """Whether all laws fit, without a bend that noise does not explain."""
-    fits = [law.rms < MISFIT for law in laws.laws]
+    fits = [law.rms < GOOD_FIT for law in laws.laws]
     if all(fits):
         return "reproduced"
     return "contradicted" if not any(fits) else "not resolved"
@@ -179,12 +181,12 @@ def _compute(table: Comparisons) -> Finding:
         "nu",
         "Full-rank BTT equals dense",
         "structures with ω = 0 and ψ = 1 have the same scaling law as dense, whatever their ν",
-        [table.row(name, DENSE, "same") for name in FULL_RANK],
+        [table.row(name, DENSE_LAYERS, "same") for name in FULL_RANK],
     )
 
 
 def _mixtures(table: Comparisons) -> Finding:
-    rows = [table.row(name, DENSE, "more") for name in MIXTURES]
+    rows = [table.row(name, DENSE_LAYERS, "more") for name in MIXTURES]
     rows += [table.row(mixture(BTT, n), standard_mixture(n), "more") for n in EXPERTS]
     return _finding(
         "moe",
@@ -204,7 +206,7 @@ def _heads(table: Comparisons) -> Finding:
     )
 
 
-def _transfer(moved: Mapping[str, RateDrift]) -> Verdict:
+def _transfer(moved: Mapping[str, RateDrift]) -> ClaimVerdict:
     """µP transfers if its best rates move by one doubling at most, and the baselines' by more."""
     if "mup" not in moved or len(moved) < 2:
         return "not resolved"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DENSE, BTT = "dense", "btt"
+DENSE_LAYERS, BTT = "dense", "btt"
 BTT_TWO_THIRDS = "theta(1/3,0,2/3,0,2/3,1/3,0)"
 BTT_THREE_QUARTERS = "theta(1/4,0,3/4,0,3/4,1/4,0)"
 BTT_RANK = "theta(1/2,0,1/2,0,1/2,1/2,1/4)"
@@ -14,7 +14,7 @@ GENERIC = "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)"
 THREE_FACTORS = "XA^1/3 XAB^1/3 XABC^1/3 YC^1/3 YBC^1/3 YABC^1/3"
 
 STRUCTURES = {
-    DENSE: "dense",
+    DENSE_LAYERS: "dense",
     BTT: "BTT, ν = ½",
     BTT_TWO_THIRDS: "BTT, ν = ⅔",
     BTT_THREE_QUARTERS: "BTT, ν = ¾",
@@ -61,7 +61,7 @@ MIXTURES = {
         mixture(BTT, count): f"BTT-MoE, E = {count}",
         standard_mixture(count): f"standard MoE, E = {count}",
         mixture(f"low_rank(rank=d/{count})", count): f"low-rank-MoE, E = {count}",
-        mixture(DENSE, count): f"dense-MoE, E = {count}",
+        mixture(DENSE_LAYERS, count): f"dense-MoE, E = {count}",
     }.items()
 }
 PLACES = {
@@ -73,5 +73,5 @@ HEADS = {
     "btt head-aligned": "head on the shared axis",
     "btt head-aligned own axis": "head on the axis of B alone (ε)",
 }
-OPTIMIZERS = {f"{name} muon": f"{STRUCTURES[name]}, Muon" for name in (DENSE, BTT)}
+OPTIMIZERS = {f"{name} muon": f"{STRUCTURES[name]}, Muon" for name in (DENSE_LAYERS, BTT)}
 NAMES = STRUCTURES | MIXTURES | PLACES | HEADS | OPTIMIZERS | {mixture(BTT, 8): "BTT-MoE, E = 8"}

@@ -28,7 +28,7 @@ from einlinear.reproductions.findings.findings import Finding, Findings, find_al
 from einlinear.reproductions.findings.layers import (
     BTT,
     BTT_RANK,
-    DENSE,
+    DENSE_LAYERS,
     FULL_RANK,
     LOW,
     MIXTURES,
@@ -58,7 +58,7 @@ from einlinear.show.pages import render
 _PAPER_VALUES = {"btt moe 2/16": 5.3, "dense ffn-moe 2/16": 4.1}
 
 
-def make_page(folder: Path, out: Path) -> Path:
+def make_findings(folder: Path, out: Path) -> Path:
     """Write the page, its figures and its numbers; return the path of the page."""
     evidence = read_evidence(folder)
     found = find_all(evidence)
@@ -97,7 +97,9 @@ def _sections(evidence: Evidence, found: Findings) -> list[Section]:
 
 
 def _mixture_section(finding: Finding) -> Section:
-    chosen = [row for row in finding.rows if row.paper or row.judged.ratio.reference != DENSE]
+    chosen = [
+        row for row in finding.rows if row.paper or row.judged.ratio.reference != DENSE_LAYERS
+    ]
     return comparison(finding, ratio_list(replace(finding, rows=tuple(chosen))))
 
 
@@ -107,20 +109,20 @@ def _beyond(evidence: Evidence, found: Findings, folder: Path) -> list[Section]:
     if evidence.times is not None:
         sections.insert(0, in_seconds(found, evidence))
     if "moe" in evidence.records:
-        pairs = [(name, DENSE) for name in PLACES]
+        pairs = [(name, DENSE_LAYERS) for name in PLACES]
         title = "Which layers should have experts?"
         intro = "Two active experts of 8, BTT in all layers; the experts in some of them only."
         sections.append(variations(evidence, "moe", pairs, title, intro))
     if "muon" in evidence.records:
-        pairs = [(f"{name} muon", name) for name in (DENSE, BTT)]
-        pairs += [(f"{BTT} muon", f"{DENSE} muon")]
+        pairs = [(f"{name} muon", name) for name in (DENSE_LAYERS, BTT)]
+        pairs += [(f"{BTT} muon", f"{DENSE_LAYERS} muon")]
         title = "Muon against AdamW"
         intro = "Four learning rates each, on a seed of its own; the best of each is used here."
         sections.append(variations(evidence, "muon", pairs, title, intro))
     for task, title in (("pixels", "On pixels"), ("regression", "On a random teacher")):
         if task in evidence.records:
             names = dict.fromkeys(map(label_of, evidence.records[task]))
-            pairs = [(name, DENSE) for name in names if name != DENSE]
+            pairs = [(name, DENSE_LAYERS) for name in names if name != DENSE_LAYERS]
             sections.append(variations(evidence, task, pairs, title))
     if (folder / SUMMARY).exists():
         sections.append(replayed(read_summary(folder / SUMMARY), NAMES))
@@ -138,7 +140,7 @@ def _draw(evidence: Evidence, found: Findings, out: Path) -> None:
         mixed = evidence.observations("moe", "flops")
         names = {name: text for name, text in MIXTURES.items() if name.endswith("/16")}
         panels.append(CurvePanel("2 active of 16 experts", "experts", names, mixed, fit_all(mixed)))
-    draw_curves(panels, DENSE, out / "laws.svg")
+    draw_curves(panels, DENSE_LAYERS, out / "laws.svg")
     draw_forest(_forest(evidence, found), _AXIS, out / "findings.svg")
     if evidence.cells:
         held = {cell.parametrization for cell in evidence.cells}
@@ -181,7 +183,7 @@ def _forest(evidence: Evidence, found: Findings) -> dict[str, list[ForestRow]]:
                 _PAPER_VALUES.get(row.name),
             )
             for row in found.judged["moe"].rows
-            if row.judged.ratio.reference == DENSE
+            if row.judged.ratio.reference == DENSE_LAYERS
         ]
     return groups
 
@@ -244,7 +246,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="packed records and what else was measured")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    print(make_page(given.folder, given.out))
+    print(make_findings(given.folder, given.out))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from math import isfinite
 from markupsafe import Markup
 
 from einlinear.reproductions.findings.findings import Finding, Row
-from einlinear.reproductions.findings.verdicts import Judged, Ratio, Verdict, runs_in_words
+from einlinear.reproductions.findings.verdicts import ClaimVerdict, Judged, Ratio, runs_in_words
 from einlinear.show.numbers import short
 
-MEASURE_NAMES = {
+MEASURE_TITLES = {
     "flops": "by FLOPs",
     "linear_flops": "by FLOPs of linear layers",
     "seconds": "by seconds",
@@ -28,7 +28,7 @@ class Section:
     text: Markup
     claim: str = ""
     number: str = ""
-    verdict: Verdict | None = None
+    verdict: ClaimVerdict | None = None
     why: str = ""
     figure: str = ""
     caption: str = ""
@@ -66,7 +66,7 @@ def comparison_table(rows: Sequence[Row]) -> Markup:
     """All comparisons of a finding, in every measure."""
     measures = list(rows[0].by_measure)
     has_paper = any(row.paper for row in rows)
-    head = ["compared", "a tenth of the compute before", *(MEASURE_NAMES[m] for m in measures)]
+    head = ["compared", "a tenth of the compute before", *(MEASURE_TITLES[m] for m in measures)]
     head.append("with other L∞")
     head += ["paper"] * has_paper + ["verdict"]
     found = []

@@ -13,7 +13,7 @@ from einlinear.laws.multiplier import Multiplier, compute_multiplier
 from einlinear.laws.observations import Floats, Observations
 from einlinear.reproductions.findings.verdicts import Ratio
 
-LEVEL, RESAMPLES = 0.9, 1000
+SURE, RESAMPLES = 0.9, 1000
 _LEAST_SIZES = 2  # that remain without the two ends of a frontier
 LEVEL_LOSS = 0.003
 """Losses that differ by less than this share, about the noise of a run, are level."""
@@ -53,7 +53,7 @@ def ratios(data: Observations, names: Sequence[str], reference: str) -> dict[str
     places = {name: _common_losses(laws, name, reference) for name in names}
     losses = sorted({loss for pair in places.values() for loss in pair})
     found = compute_multiplier(
-        part, reference, points=points, losses=losses, level=LEVEL, resamples=RESAMPLES
+        part, reference, points=points, losses=losses, level=SURE, resamples=RESAMPLES
     )
     return {
         name: Ratio(name, reference, *_at(found[name], losses.index(last)),
@@ -93,7 +93,7 @@ def points_for(data: Observations) -> FitPoints:
 def fit_all(data: Observations) -> Fit:
     """The laws of all structures, with one linf."""
     return fit_power_law(
-        data, linf="shared", points=points_for(data), level=LEVEL, resamples=RESAMPLES
+        data, linf="shared", points=points_for(data), level=SURE, resamples=RESAMPLES
     )
 
 

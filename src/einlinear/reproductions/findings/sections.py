@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from einlinear.bench.replay.summary import ReplaySummary
-from einlinear.reproductions.findings.effects import Effect, effects
+from einlinear.reproductions.findings.effects import ExponentEffect, effects
 from einlinear.reproductions.findings.evidence import Evidence, label_of, plain_structure
-from einlinear.reproductions.findings.findings import MISFIT, Comparisons, Finding, Findings
-from einlinear.reproductions.findings.layers import DENSE, NAMES, STRUCTURES
+from einlinear.reproductions.findings.findings import GOOD_FIT, Comparisons, Finding, Findings
+from einlinear.reproductions.findings.layers import DENSE_LAYERS, NAMES, STRUCTURES
 from einlinear.reproductions.findings.page import (
-    MEASURE_NAMES,
+    MEASURE_TITLES,
     Section,
     comparison_table,
     in_brackets,
@@ -64,7 +64,7 @@ def power_laws(found: Findings) -> Section:
         "the frontier of every structure follows $L = L_\\infty + b C^{-a}$",
         f"a = {short(low, 2)} to {short(high, 2)}, residuals of at most {100 * worst:.1f} %",
         found.power_law,
-        f"A law is reproduced if its residuals are below {100 * MISFIT:.0f} % of the loss.",
+        f"A law is reproduced if its residuals are below {100 * GOOD_FIT:.0f} % of the loss.",
         "laws.svg",
         "Frontiers of all structures and their power laws, by kind",
     )
@@ -125,9 +125,9 @@ def learning_rates(found: Findings) -> Section:
 
 def exponent_effects(found: Findings) -> Section:
     """What ω, ψ and ν do to the multiplier, over all structures."""
-    plain = {DENSE: DENSE} | {name: plain_structure(name) for name in STRUCTURES}
+    plain = {DENSE_LAYERS: DENSE_LAYERS} | {name: plain_structure(name) for name in STRUCTURES}
     by_measure = {name: effects(ratios, plain) for name, ratios in found.ratios.items()}
-    head = ["change", *(MEASURE_NAMES[measure] for measure in by_measure)]
+    head = ["change", *(MEASURE_TITLES[measure] for measure in by_measure)]
     rows = [
         [text, *(_effect(column[k]) for column in by_measure.values())]
         for k, text in enumerate(_CHANGES.values())
@@ -142,7 +142,7 @@ def exponent_effects(found: Findings) -> Section:
     )
 
 
-def _effect(effect: Effect) -> str:
+def _effect(effect: ExponentEffect) -> str:
     return with_ends(effect.factor, effect.low, effect.high)
 
 
@@ -185,7 +185,7 @@ def variations(
         for name, other in pairs
         if {name, other} <= held
     ]
-    head = ["compared", *(MEASURE_NAMES[m] for m in compared.measures)]
+    head = ["compared", *(MEASURE_TITLES[m] for m in compared.measures)]
     return Section(title, paragraphs(*intro, table(head, rows)))
 
 

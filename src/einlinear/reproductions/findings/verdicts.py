@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, inf, isfinite, log, nan
 from typing import Literal
 
-Verdict = Literal["reproduced", "contradicted", "not resolved"]
+ClaimVerdict = Literal["reproduced", "contradicted", "not resolved"]
 Sense = Literal["more", "less", "same"]
 """What a claim says of a ratio: above its bound, below it, or within a factor of it."""
 
@@ -54,7 +54,7 @@ class Judged:
     ratio: Ratio
     sense: Sense
     bound: float
-    verdict: Verdict
+    verdict: ClaimVerdict
     more_runs: float
 
 
@@ -67,7 +67,7 @@ def judge(ratio: Ratio, sense: Sense, bound: float | None = None) -> Judged:
     )
 
 
-def _verdict(ratio: Ratio, sense: Sense, bound: float) -> Verdict:
+def _verdict(ratio: Ratio, sense: Sense, bound: float) -> ClaimVerdict:
     if not isfinite(ratio.half_width):
         return "not resolved"
     if sense == "same":
@@ -89,7 +89,7 @@ def _more(ratio: Ratio, bound: float, sense: Sense) -> float:
     return max(1.0, (half / apart) ** 2) if apart else inf
 
 
-def overall(parts: Iterable[Judged]) -> Verdict:
+def overall(parts: Iterable[Judged]) -> ClaimVerdict:
     """The verdict of a finding: all of its parts must be reproduced; one can contradict it."""
     verdicts = {part.verdict for part in parts}
     if "contradicted" in verdicts:
