@@ -46,6 +46,7 @@ from einlinear.reproductions.findings.sections import (
     exponent_effects,
     in_seconds,
     learning_rates,
+    meetings,
     power_laws,
     ratio_list,
     replayed,
@@ -86,7 +87,8 @@ def _sections(evidence: Evidence, found: Findings) -> list[Section]:
     """The findings of the paper, in its order, as far as there are records."""
     judged = found.judged
     sections = [power_laws(found)]
-    sections += [comparison(judged[key], ratio_list(judged[key])) for key in ("omega", "psi", "nu")]
+    sections += [comparison(judged[key], ratio_list(judged[key])) for key in ("omega", "psi")]
+    sections.append(comparison(judged["nu"], ratio_list(judged["nu"]), meetings(found)))
     if "moe" in judged:
         sections.append(_mixture_section(judged["moe"]))
     if found.drifts:

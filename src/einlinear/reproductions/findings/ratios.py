@@ -97,6 +97,17 @@ def fit_all(data: Observations) -> Fit:
     )
 
 
+def crossing(laws: Fit, name: str, reference: str) -> float | None:
+    """The compute at which two laws meet, within a factor of a thousand beyond their points."""
+    first, second = laws[name], laws[reference]
+    least = min(first.compute_range[0], second.compute_range[0])
+    most = max(first.compute_range[1], second.compute_range[1])
+    grid = np.geomspace(least, 1000 * most, 2000).tolist()
+    is_below = np.array([first.loss(compute) < second.loss(compute) for compute in grid])
+    changes = np.flatnonzero(is_below[1:] != is_below[:-1])
+    return float(grid[int(changes[-1]) + 1]) if len(changes) else None
+
+
 def over_limits(data: Observations, names: Sequence[str], reference: str) -> dict[str, Limits]:
     """How the ratios at the end move with linf."""
     names = [name for name in names if name != reference]

@@ -9,7 +9,12 @@ from einlinear.bench.replay.summary import ReplaySummary
 from einlinear.reproductions.findings.effects import ExponentEffect, effects
 from einlinear.reproductions.findings.evidence import Evidence, label_of, plain_structure
 from einlinear.reproductions.findings.findings import GOOD_FIT, Comparisons, Finding, Findings
-from einlinear.reproductions.findings.layers import DENSE_LAYERS, NAMES, STRUCTURES
+from einlinear.reproductions.findings.layers import (
+    DENSE_LAYERS,
+    FULL_RANK,
+    NAMES,
+    STRUCTURES,
+)
 from einlinear.reproductions.findings.page import (
     MEASURE_TITLES,
     Section,
@@ -20,7 +25,7 @@ from einlinear.reproductions.findings.page import (
     why,
     with_ends,
 )
-from einlinear.reproductions.findings.ratios import LEVEL_LOSS
+from einlinear.reproductions.findings.ratios import LEVEL_LOSS, crossing
 from einlinear.show.numbers import between, counted, listed, short
 
 PARAMETRIZATIONS = {
@@ -74,6 +79,21 @@ def comparison(finding: Finding, number: str, *more: str) -> Section:
     """A finding that compares layers."""
     text = paragraphs(comparison_table(finding.rows), *more)
     return Section(finding.title, text, finding.claim, number, finding.verdict, why(finding))
+
+
+def meetings(found: Findings) -> str:
+    """Where the laws of full-rank structures meet that of dense."""
+    parts = []
+    for name in FULL_RANK:
+        at = crossing(found.laws, name, DENSE_LAYERS)
+        where = "do not meet" if at is None else f"meet at {short(at, 2)} FLOPs"
+        parts.append(f"{where} ({NAMES[name]})")
+    most = max(law.compute_range[1] for law in found.laws.laws)
+    return (
+        "The ratio falls with compute: dense layers gain more from it at this scale. By the laws\n"
+        f"of dense and of each structure, they {'; '.join(parts)}. The largest run\n"
+        f"of the fit has {short(most, 2)}."
+    )
 
 
 def ratio_list(finding: Finding) -> str:
