@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -164,3 +165,11 @@ def test_the_page_has_every_finding_and_is_made_alike(folder, tmp_path):
 def test_a_folder_without_structures(tmp_path):
     with pytest.raises(el.EinlinearError, match=r"no structures\.jsonl"):
         read_evidence(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_committed_page_is_that_of_the_committed_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(ratios_module, "RESAMPLES", 1000)
+    results = Path(__file__).parents[3] / "docs" / "results"
+    page = make_findings(results / "study", tmp_path)
+    assert page.read_text() == (results / "findings.md").read_text()
