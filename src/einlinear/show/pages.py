@@ -59,13 +59,14 @@ def script_json(value: object) -> Markup:
     script or open a comment in it. The JSON is ASCII, so all other characters that matter to a
     script are escaped already. Not for attributes: the quotes are plain.
     """
-    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
+    """A value as JSON can hold it: numbers that are not finite become None."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: finite(item) for name, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 import einlinear as el
-from einlinear.reproductions.findings import ratios as ratios_module
+from einlinear.reproductions.findings import samples as samples_module
 from einlinear.reproductions.findings.evidence import label_of, read_evidence
 from einlinear.reproductions.findings.findings import find_all
 from einlinear.reproductions.findings.layers import HEADS, MIXTURES, NAMES, PLACES, STRUCTURES
 from einlinear.reproductions.findings.make import make_findings
+from einlinear.reproductions.findings.ratios import overtakings
+from einlinear.reproductions.findings.samples import draw_laws
 from einlinear.runs.packed import write_packed
 from kit.report_records import Kind, make_record
 
@@ -92,7 +94,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def few_samples():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ratios_module, "RESAMPLES", 60)
+        patch.setattr(samples_module, "RESAMPLES", 60)
         yield
 
 
@@ -117,11 +119,56 @@ def test_verdicts_are_those_of_the_laws(found):
 
 
 def test_ratios_are_those_of_the_laws(found):
-    for name, ratio in found.ratios["flops"].items():
+    laws = found.samples["flops"]
+    for name in set(STRUCTURES) - {"dense"}:
+        ratio = laws.ratio(name, "dense")
         assert ratio.value == pytest.approx(TRUE[name], rel=0.1)
         assert ratio.low / 1.05 <= TRUE[name] <= ratio.high * 1.05
+        assert ratio.before[0] == pytest.approx(TRUE[name], rel=0.15)
+        assert laws.ratio("dense", name).value == pytest.approx(1 / ratio.value)
     rows = {row.text: row.judged.ratio.value for row in found.judged["moe"].rows}
     assert rows["BTT-MoE, E = 16 over standard MoE, E = 16"] == pytest.approx(2.5, rel=0.15)
+
+
+def test_laws_that_cross_meet_where_they_do():
+    """C^-0.3 and 2 C^-0.4 meet at C = 2^10."""
+    compute = [float(10 * 2**k) for k in range(24)]
+    rows = [
+        (f"{name}{size}{k}", c, b * c**-a, name, f"{name}{k // 4}")
+        for name, b, a in (("flat", 1.0, 0.3), ("dense", 2.0, 0.4))
+        for size in "x"
+        for k, c in enumerate(compute)
+    ]
+    run, c, loss, structure, size = zip(*rows, strict=True)
+    data = el.Observations(run=run, compute=c, loss=loss, structure=structure, size=size)
+    laws = draw_laws(data, linf=0.0, points="all", samples=0)
+    assert laws.crossing("flat", "dense") == pytest.approx(2**10, rel=0.02)
+    assert laws.exponents_apart("flat", "dense")[0] == pytest.approx(-0.1, abs=1e-6)
+    last = laws.ratio("flat", "dense")
+    assert last.loss == pytest.approx(compute[-1] ** -0.3)
+    assert last.value == pytest.approx((2 / last.loss) ** 2.5 / compute[-1])
+    earlier = 2 * (last.compute / 10) ** -0.4
+    assert last.before[0] == pytest.approx(last.compute / 10 / earlier ** (-1 / 0.3))
+
+
+def test_layers_without_runs_are_left_out(folder, tmp_path):
+    kept = [r for r in el.read_records(folder / "structures.jsonl") if label_of(r) != "kronecker"]
+    write_packed(kept, tmp_path / "structures.jsonl")
+    page = make_findings(tmp_path, tmp_path / "out")
+    assert "Kronecker" not in page.read_text()
+    assert "Mixtures" not in page.read_text()
+    numbers = json.loads(
+        (tmp_path / "out" / "findings.json").read_text(), parse_constant=pytest.fail
+    )
+    assert len(numbers["over_dense"]["flops"]) == len(STRUCTURES) - 2
+
+
+def test_one_seed_is_preliminary(folder, tmp_path):
+    one = [r for r in el.read_records(folder / "structures.jsonl") if r.config.seed == 0]
+    write_packed(one, tmp_path / "structures.jsonl")
+    page = make_findings(tmp_path, tmp_path / "out").read_text()
+    assert "reproduced (one seed)" in page
+    assert "**Preliminary**" in page
 
 
 def test_drifts_are_those_of_the_best_rates(found):
@@ -137,8 +184,8 @@ def test_a_width_that_ended_early_is_named(folder):
         replace(r, curve=r.curve[:-7]) if (label_of(r), r.config.width) == ("btt", 64) else r
         for r in evidence.records["structures"]
     ]
-    before = ratios_module.overtakings(evidence.observations("structures", "flops"))
-    ends = ratios_module.overtakings(el.Observations.from_records(short))
+    before = overtakings(evidence.observations("structures", "flops"))
+    ends = overtakings(el.Observations.from_records(short))
     assert before["btt"].early == ()
     assert ends == before | {"btt": replace(before["btt"], early=(64,))}
 
@@ -169,7 +216,7 @@ def test_a_folder_without_structures(tmp_path):
 
 @pytest.mark.slow
 def test_the_committed_page_is_that_of_the_committed_records(tmp_path, monkeypatch):
-    monkeypatch.setattr(ratios_module, "RESAMPLES", 1000)
+    monkeypatch.setattr(samples_module, "RESAMPLES", 1000)
     results = Path(__file__).parents[3] / "docs" / "results"
     page = make_findings(results / "study", tmp_path)
     assert page.read_text() == (results / "findings.md").read_text()

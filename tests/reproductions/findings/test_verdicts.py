@@ -1,6 +1,6 @@
 """Verdicts: an interval against a claim, and how many runs would resolve it."""
 
-from math import exp, inf, log
+from math import exp, inf, log, nan
 
 import pytest
 from hypothesis import given
@@ -70,5 +70,7 @@ def test_all_parts_must_agree_and_one_can_contradict():
 
 
 def test_numbers_of_runs_in_words():
-    assert runs_in_words(3.2) == "about 4 times the runs"
-    assert runs_in_words(inf) == runs_in_words(1e6) == "more than 1,000 times the runs"
+    few, many = (judge(ratio(v, v / 1.3, v * 1.3), "more") for v in (1.15, 1.001))
+    assert runs_in_words(few) == "about 4 times the runs would resolve it"
+    assert runs_in_words(many) == "too close to the bound for more seeds to resolve"
+    assert runs_in_words(judge(ratio(1.1, nan, nan), "more")) == "no interval"

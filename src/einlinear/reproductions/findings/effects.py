@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
 
 import numpy as np
 
 from einlinear.laws.observations import Floats
-from einlinear.reproductions.findings.verdicts import Ratio
+from einlinear.reproductions.findings.samples import LawSamples
 from einlinear.structures.taxonomy import taxonomy
 from einlinear.structures.text import parse
 
-_SAMPLES, _SEED = 4000, 0
+_SEED = 0
 EXPONENTS = ("omega", "psi", "nu")
 
 
@@ -31,23 +31,36 @@ class ExponentEffect:
 
 
 def effects(
-    ratios: Mapping[str, Ratio], structures: Mapping[str, str]
+    laws: LawSamples, structures: Mapping[str, str], reference: str, loss: float
 ) -> tuple[ExponentEffect, ...]:
-    """Fit log λ = c + β_ω ω + β_ψ (1 - ψ) + β_ν (1 - ν) to all structures, dense at λ = 1.
+    """The effects of the three exponents on the ratios over the reference, at one loss.
 
-    Least squares over structures, each with the same weight: they scatter around the fit by more
-    than their intervals, because the exponents do not say everything. Intervals by the wild
-    bootstrap, with residuals divided by one minus their leverage.
-    Checked by: test_effects.py::test_intervals_cover.
-
-    structures: by name, those without experts and other variations.
+    structures: by the name of layers in the laws, those to use.
     """
-    names = [name for name in structures if name == "dense" or name in ratios]
-    rows = [_row(structures[name]) for name in names]
-    x = np.array(rows)
-    y = np.array([0.0 if name == "dense" else np.log(ratios[name].value) for name in names])
-    found = np.linalg.lstsq(x, y, rcond=None)[0]
-    draws = _draws(x, y, found)
+    names = [name for name in laws.names if name in structures]
+    places = [laws.names.index(name) for name in names]
+    own, drawn = laws.log_ratios(reference, loss)
+    x = np.array([_row(structures[name]) for name in names])
+    return fit_effects(x, own[places], drawn[:, places])
+
+
+def fit_effects(x: Floats, y: Floats, samples: Floats) -> tuple[ExponentEffect, ...]:
+    """Fit y = c + β_ω ω + β_ψ (1 - ψ) + β_ν (1 - ν) by least squares over structures.
+
+    y: logarithms of multipliers. samples: the same of bootstrap samples of all runs, so that errors
+        that structures share, such as those of the reference, are in the intervals. In each sample,
+        residuals get random signs (the wild bootstrap), divided by one minus their leverage:
+        structures scatter around the fit by more than the noise of runs, because the exponents do
+        not say everything.
+    Checked by: test_effects.py::test_intervals_cover.
+    """
+    inverse = np.linalg.pinv(x)
+    found = inverse @ y
+    leverage = np.clip((x @ inverse).diagonal(), 0, 0.95)
+    residual = (y - x @ found) / (1 - leverage)
+    usable = samples[np.isfinite(samples).all(1)]
+    sign = np.random.default_rng(_SEED).choice([-1.0, 1.0], usable.shape)
+    draws = (usable + sign * residual) @ inverse.T
     low, high = np.quantile(draws, [0.05, 0.95], axis=0)
     return tuple(
         ExponentEffect(name, exp(found[k] / 2), exp(low[k] / 2), exp(high[k] / 2))
@@ -55,16 +68,6 @@ def effects(
     )
 
 
-def _row(structure: str) -> Sequence[float]:
+def _row(structure: str) -> tuple[float, float, float, float]:
     found = taxonomy(parse(structure))
     return 1.0, float(found.omega), 1 - float(found.psi), 1 - float(found.nu)
-
-
-def _draws(x: Floats, y: Floats, found: Floats) -> Floats:
-    """Coefficients of resampled residuals: samples x coefficients."""
-    random = np.random.default_rng(_SEED)
-    leverage = np.clip((x @ np.linalg.pinv(x)).diagonal(), 0, 0.95)
-    residual = (y - x @ found) / (1 - leverage)
-    sign = random.choice([-1.0, 1.0], (_SAMPLES, len(y)))
-    moved = x @ found + sign * residual
-    return np.asarray(moved @ np.linalg.pinv(x).T)

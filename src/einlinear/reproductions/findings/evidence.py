@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,6 @@ from einlinear.reproductions.findings.rates import read_cells
 from einlinear.runs.record import RunRecord
 from einlinear.runs.sources import read_records
 from einlinear.runs.step_times import StepTimes, read_step_times
-from einlinear.structures.text import parse
 
 Measure = Literal["flops", "linear_flops", "seconds"]
 COMPARED_BY: tuple[Measure, ...] = ("flops", "linear_flops", "seconds")
@@ -56,6 +55,14 @@ class Evidence:
         base = [r for r in self.records["structures"] if label_of(r) in also] if also else []
         found = {record.id: record for record in (*base, *self.records[study])}
         return tuple(found.values())
+
+    def seeds(self, study: str, names: Collection[str]) -> int:
+        """The least number of seeds that a width of these layers has."""
+        seeds: dict[tuple[str, int], set[int]] = {}
+        for record in self.compared(study):
+            if (name := label_of(record)) in names:
+                seeds.setdefault((name, record.config.width), set()).add(record.config.seed)
+        return min(map(len, seeds.values()), default=0)
 
     @cached_property
     def _observed(self) -> dict[tuple[str, Measure], Observations]:
@@ -97,15 +104,3 @@ def read_evidence(folder: Path) -> Evidence:
         for cell in read_cells(parse_object(path.read_text(encoding="utf-8")))
     ]
     return Evidence(records, read_step_times(times) if times.exists() else None, tuple(cells))
-
-
-def plain_structure(label: str) -> str:
-    """The structure in a label, without what else sets layers apart."""
-    for end in range(len(label), 0, -1):
-        if end == len(label) or label[end] == " ":
-            try:
-                parse(label[:end])
-            except EinlinearError:
-                continue
-            return label[:end]
-    raise AssertionError(f"no structure in {label}")

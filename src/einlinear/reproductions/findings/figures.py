@@ -29,7 +29,7 @@ _ON_DARK = {
     COLORS["full"]: "#a78bfa",
     COLORS["experts"]: "#60a5fa",
 }
-_SHADES = (1.0, 0.72, 0.5, 0.34)
+_SHADES = (1.0, 0.78, 0.6, 0.45, 0.32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,8 @@ def draw_curves(panels: Sequence[CurvePanel], reference: str, path: Path) -> Pat
     for axes, panel in zip(grid, panels, strict=True):
         data, laws = panel.data, panel.laws
         _draw_law(axes, data, laws, reference, "dense", GRAY)
-        for (name, text), shade in zip(panel.names.items(), _SHADES, strict=False):
+        shown = {name: text for name, text in panel.names.items() if name in data.structures}
+        for (name, text), shade in zip(shown.items(), _SHADES, strict=False):
             color = _shaded(COLORS[panel.kind], shade)
             _draw_law(axes, data, laws, name, text, color)
         axes.set_xscale("log")

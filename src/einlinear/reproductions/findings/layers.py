@@ -18,29 +18,35 @@ STRUCTURES = {
     BTT: "BTT, ν = ½",
     BTT_TWO_THIRDS: "BTT, ν = ⅔",
     BTT_THREE_QUARTERS: "BTT, ν = ¾",
-    BTT_RANK: "BTT, rank d^¼",
-    LOW_RANK_BTT: "low-rank BTT",
-    LOW_RANK: "low rank d^½",
-    LOW_RANK_FAN_IN: "low rank d^½, larger start",
-    LOW_RANK_WIDE: "low rank d^¾",
-    KRONECKER: "Kronecker",
-    TENSOR_TRAIN: "tensor-train, rank d^¼",
+    BTT_RANK: "BTT with rank, ν = ¾",
+    LOW_RANK_BTT: "low-rank BTT, ψ = ⅔",
+    LOW_RANK: "low rank, ψ = ½",
+    LOW_RANK_FAN_IN: "low rank, ψ = ½, larger start",
+    LOW_RANK_WIDE: "low rank, ψ = ¾",
+    KRONECKER: "Kronecker, ω = ½",
+    TENSOR_TRAIN: "tensor-train, ω = ½",
     GENERIC: "generic, ω = ¼",
     THREE_FACTORS: "three factors, ν = ⅓",
 }
 """The structures of the scaling laws; the first is the reference."""
 
-FULL_RANK = (BTT, BTT_TWO_THIRDS, BTT_THREE_QUARTERS)
-SHARING = ((GENERIC, BTT), (KRONECKER, BTT), (TENSOR_TRAIN, BTT_RANK))
-"""Structures with ω > 0, and the one with the same ν and ψ, but ω = 0."""
+FULL_RANK = (BTT, BTT_TWO_THIRDS, BTT_THREE_QUARTERS, BTT_RANK, THREE_FACTORS)
+"""Structures with ω = 0 and ψ = 1, besides dense."""
 
-LOW = (
-    (LOW_RANK, BTT),
-    (LOW_RANK_FAN_IN, BTT),
-    (LOW_RANK_WIDE, BTT_THREE_QUARTERS),
-    (LOW_RANK_BTT, THREE_FACTORS),
-)
-"""Structures with ψ < 1, and one with the same ν and ω, but ψ = 1."""
+SHARING = {
+    GENERIC: (BTT,),
+    KRONECKER: (BTT,),
+    TENSOR_TRAIN: (BTT_RANK, BTT_THREE_QUARTERS),
+}
+"""Structures with ω > 0, and all those with the same ψ and ν, but ω = 0."""
+
+LOW = {
+    LOW_RANK: (BTT,),
+    LOW_RANK_FAN_IN: (BTT,),
+    LOW_RANK_WIDE: (BTT_RANK, BTT_THREE_QUARTERS),
+    LOW_RANK_BTT: (THREE_FACTORS,),
+}
+"""Structures with ψ < 1, and all those with the same ω and ν, but ψ = 1."""
 
 
 def mixture(structure: str, experts: int) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
+from typing import cast
 
 from markupsafe import Markup
 
@@ -27,7 +28,6 @@ from einlinear.reproductions.findings.figures import (
 from einlinear.reproductions.findings.findings import Finding, Findings, find_all
 from einlinear.reproductions.findings.layers import (
     BTT,
-    BTT_RANK,
     DENSE_LAYERS,
     FULL_RANK,
     LOW,
@@ -35,8 +35,6 @@ from einlinear.reproductions.findings.layers import (
     NAMES,
     PLACES,
     SHARING,
-    STRUCTURES,
-    THREE_FACTORS,
 )
 from einlinear.reproductions.findings.page import Section, table
 from einlinear.reproductions.findings.ratios import fit_all
@@ -53,10 +51,8 @@ from einlinear.reproductions.findings.sections import (
     variations,
 )
 from einlinear.reproductions.findings.verdicts import SAME
-from einlinear.show.numbers import FLOPS_PER_MAC, amount, short
-from einlinear.show.pages import render
-
-_PAPER_VALUES = {"btt moe 2/16": 5.3, "dense ffn-moe 2/16": 4.1}
+from einlinear.show.numbers import FLOPS_PER_MAC, amount, counted, short
+from einlinear.show.pages import finite, render
 
 
 def make_findings(folder: Path, out: Path) -> Path:
@@ -70,6 +66,7 @@ def make_findings(folder: Path, out: Path) -> Path:
         "einlinear.reproductions",
         "findings.md",
         runs=f"{len(evidence.all_records):,}",
+        tuning=len(evidence.records.get("tuning", ())),
         minutes=f"{evidence.core_minutes:,.0f}",
         flops=short(sum(FLOPS_PER_MAC * r.curve[-1].macs for r in evidence.all_records)),
         same=f"{SAME:g}",
@@ -79,7 +76,9 @@ def make_findings(folder: Path, out: Path) -> Path:
         rates=_rates_table(evidence),
     )
     write_whole(out / "findings.md", page.encode())
-    write_whole(out / "findings.json", (json.dumps(_numbers(found), indent=1) + "\n").encode())
+    write_whole(
+        out / "findings.json", (json.dumps(_numbers(evidence, found), indent=1) + "\n").encode()
+    )
     return out / "findings.md"
 
 
@@ -135,15 +134,15 @@ def _draw(evidence: Evidence, found: Findings, out: Path) -> None:
     data, laws = evidence.observations("structures", "flops"), found.laws
     panels = [
         CurvePanel("full rank, ω = 0", "full", _named(FULL_RANK), data, laws),
-        CurvePanel("sharing, ω > 0", "shared", _named(name for name, _ in SHARING), data, laws),
-        CurvePanel("low rank, ψ < 1", "low", _named(name for name, _ in LOW), data, laws),
+        CurvePanel("sharing, ω > 0", "shared", _named(SHARING), data, laws),
+        CurvePanel("low rank, ψ < 1", "low", _named(LOW), data, laws),
     ]
     if "moe" in evidence.records:
         mixed = evidence.observations("moe", "flops")
         names = {name: text for name, text in MIXTURES.items() if name.endswith("/16")}
         panels.append(CurvePanel("2 active of 16 experts", "experts", names, mixed, fit_all(mixed)))
     draw_curves(panels, DENSE_LAYERS, out / "laws.svg")
-    draw_forest(_forest(evidence, found), _AXIS, out / "findings.svg")
+    draw_forest(_forest(found), _AXIS, out / "findings.svg")
     if evidence.cells:
         held = {cell.parametrization for cell in evidence.cells}
         titles = {str(name): PARAMETRIZATIONS[name] for name in PARAMETRIZATIONS if name in held}
@@ -157,21 +156,20 @@ def _named(names: Iterable[str]) -> dict[str, str]:
     return {name: NAMES[name] for name in names}
 
 
-def _forest(evidence: Evidence, found: Findings) -> dict[str, list[ForestRow]]:
+def _forest(found: Findings) -> dict[str, list[ForestRow]]:
     """The ratios of all layers over dense, by kind."""
-    kinds = {
-        "full rank": (
-            "full",
-            [n for n in STRUCTURES if n in (*FULL_RANK, BTT_RANK, THREE_FACTORS)],
-        ),
-        "ω > 0": ("shared", [name for name, _ in SHARING]),
-        "ψ < 1": ("low", [name for name, _ in LOW]),
-    }
-    seconds = found.ratios.get("seconds", {})
+    kinds = {"full rank": ("full", FULL_RANK), "ω > 0": ("shared", SHARING), "ψ < 1": ("low", LOW)}
+    seconds = found.samples.get("seconds")
     groups = {
         heading: [
-            ForestRow(NAMES[name], kind, found.ratios["flops"][name], seconds.get(name))
+            ForestRow(
+                NAMES[name],
+                kind,
+                found.samples["flops"].ratio(name, DENSE_LAYERS),
+                seconds.ratio(name, DENSE_LAYERS) if seconds is not None else None,
+            )
             for name in names
+            if name in found.samples["flops"].names
         ]
         for heading, (kind, names) in kinds.items()
     }
@@ -182,7 +180,7 @@ def _forest(evidence: Evidence, found: Findings) -> dict[str, list[ForestRow]]:
                 "experts",
                 row.by_measure["flops"],
                 row.by_measure.get("seconds"),
-                _PAPER_VALUES.get(row.name),
+                row.paper,
             )
             for row in found.judged["moe"].rows
             if row.judged.ratio.reference == DENSE_LAYERS
@@ -194,6 +192,7 @@ def _setting(evidence: Evidence) -> Markup:
     """What all runs of the study of structures share, from their configs."""
     records = evidence.records["structures"]
     config = records[0].config
+    warmup = max(record.config.warmup for record in records)
     macs = [record.counts.macs for record in records]
     tokens = [record.curve[-1].units for record in records]
     seeds = sorted({record.config.seed for record in records})
@@ -203,10 +202,10 @@ def _setting(evidence: Evidence) -> Markup:
         f"{config.head_size}, {config.positions} positions, widths "
         f"{min(r.config.width for r in records)} to {max(r.config.width for r in records)}",
         "training": f"{config.batch_size * (config.context or 1):,} tokens a step, AdamW, "
-        f"{config.schedule} rate after {config.warmup} steps of warm-up, losses of weights "
+        f"{config.schedule} rate after at most {warmup} steps of warm-up, losses of weights "
         f"averaged over the last {100 * config.ema:.0f} % of the steps",
         "size": f"{amount(min(macs))} to {amount(max(macs))} multiply-adds per token, "
-        f"{amount(min(tokens))} to {amount(max(tokens))} tokens, seeds {seeds[0]} to {seeds[-1]}",
+        f"{amount(min(tokens))} to {amount(max(tokens))} tokens, {counted(len(seeds), 'seed')}",
         "validation": f"{config.eval_size * (config.context or 1):,} tokens",
     }
     return table(["", ""], [[name, text] for name, text in facts.items()])
@@ -228,11 +227,17 @@ def _rates_table(evidence: Evidence) -> Markup:
     return table(["layers", "learning rate: loss", "best"], rows)
 
 
-def _numbers(found: Findings) -> dict[str, object]:
-    """Every number of the page, as plain JSON values."""
-    return {
+def _numbers(evidence: Evidence, found: Findings) -> dict[str, object]:
+    """The numbers behind the page, as plain JSON values; null where there is none."""
+    names = [name for name in found.samples["flops"].names if name != DENSE_LAYERS]
+    plain = {
+        "runs": len(evidence.all_records),
+        "core_minutes": evidence.core_minutes,
         "laws": [asdict(law) for law in found.laws.laws],
-        "ratios": {m: [asdict(r) for r in rows.values()] for m, rows in found.ratios.items()},
+        "over_dense": {
+            measure: [asdict(laws.ratio(name, DENSE_LAYERS)) for name in names]
+            for measure, laws in found.samples.items()
+        },
         "findings": {
             key: {"verdict": finding.verdict, "rows": [asdict(row) for row in finding.rows]}
             for key, finding in found.judged.items()
@@ -240,6 +245,7 @@ def _numbers(found: Findings) -> dict[str, object]:
         "drifts": {name: asdict(drift) for name, drift in found.drifts.items()},
         "overtaking": [asdict(end) for end in found.overtaking.values()],
     }
+    return cast(dict[str, object], finite(plain))
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from math import isfinite
 from markupsafe import Markup
 
 from einlinear.reproductions.findings.findings import Finding, Row
-from einlinear.reproductions.findings.verdicts import ClaimVerdict, Judged, Ratio, runs_in_words
-from einlinear.show.numbers import short
+from einlinear.reproductions.findings.verdicts import Judged, Ratio, runs_in_words
+from einlinear.show.numbers import NONE, short
 
 MEASURE_TITLES = {
     "flops": "by FLOPs",
@@ -28,7 +28,7 @@ class Section:
     text: Markup
     claim: str = ""
     number: str = ""
-    verdict: ClaimVerdict | None = None
+    verdict: str = ""
     why: str = ""
     figure: str = ""
     caption: str = ""
@@ -65,18 +65,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
 def comparison_table(rows: Sequence[Row]) -> Markup:
     """All comparisons of a finding, in every measure."""
     measures = list(rows[0].by_measure)
-    has_paper = any(row.paper for row in rows)
-    head = ["compared", "a tenth of the compute before", *(MEASURE_TITLES[m] for m in measures)]
-    head.append("with other L∞")
-    head += ["paper"] * has_paper + ["verdict"]
+    has_paper = any(row.paper is not None for row in rows)
+    has_dense = any(row.over_dense is not None for row in rows)
+    head = ["compared", "at a tenth of the compute", *(MEASURE_TITLES[m] for m in measures)]
+    head += ["with other fits"] + ["over dense"] * has_dense + ["paper"] * has_paper + ["verdict"]
     found = []
     for row in rows:
         before = row.judged.ratio.before
-        cells = [row.text, "–" if before is None else with_ends(*before)]
+        cells = [row.text, NONE if before is None else with_ends(*before)]
         cells += [in_brackets(row.by_measure[m]) for m in measures]
-        cells.append(f"{short(row.limits.low, 2)} to {short(row.limits.high, 2)}")
-        cells += [row.paper or "–"] * has_paper + [in_words(row.judged)]
-        found.append(cells)
+        cells.append(f"{short(row.fits[0], 2)} to {short(row.fits[1], 2)}")
+        if has_dense:
+            cells.append(NONE if row.over_dense is None else in_brackets(row.over_dense))
+        cells += [short(row.paper, 3) if row.paper is not None else NONE] * has_paper
+        found.append([*cells, in_words(row.judged)])
     return table(head, found)
 
 
@@ -84,14 +86,26 @@ def in_words(judged: Judged) -> str:
     """The verdict on one comparison; how many runs would resolve it, if it is not."""
     if judged.verdict != "not resolved":
         return judged.verdict
-    return f"not resolved: {runs_in_words(judged.more_runs)}"
+    return f"not resolved; {runs_in_words(judged)}"
 
 
 def why(finding: Finding) -> str:
-    """How many of the comparisons agree with the claim."""
+    """How many of the comparisons agree with the claim, and on how many seeds."""
+    if not finding.rows:
+        return "There are no runs yet."
     counts = {
         name: sum(row.judged.verdict == name for row in finding.rows)
         for name in ("reproduced", "contradicted", "not resolved")
     }
     told = [f"{number} {name}" for name, number in counts.items() if number]
-    return f"Of {len(finding.rows)} comparisons by FLOPs, {', '.join(told)}."
+    text = f"Of {len(finding.rows)} comparisons by FLOPs: {', '.join(told)}."
+    if finding.num_seeds == 1:
+        text += (
+            " **Preliminary**: the runs have one seed, and intervals of one seed are too narrow."
+        )
+    return text
+
+
+def verdict_of(finding: Finding) -> str:
+    """The verdict in the summary, marked if it rests on one seed."""
+    return f"{finding.verdict}{' (one seed)' * (finding.num_seeds == 1)}"

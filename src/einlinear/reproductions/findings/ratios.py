@@ -1,125 +1,53 @@
-"""Ratios of compute between layers, from the records of one study."""
+"""How ratios of compute move with how laws are fitted, and whether widths trained long enough."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from einlinear.errors import EinlinearError
-from einlinear.laws.fit import Fit, FitPoints, fit_power_law
-from einlinear.laws.multiplier import Multiplier, compute_multiplier
+from einlinear.laws.fit import Fit, FitPoints, Linf, fit_power_law
 from einlinear.laws.observations import Floats, Observations
-from einlinear.reproductions.findings.verdicts import Ratio
+from einlinear.reproductions.findings import samples
+from einlinear.reproductions.findings.samples import LawSamples, draw_laws, points_for
 
-SURE, RESAMPLES = 0.9, 1000
-_LEAST_SIZES = 2  # that remain without the two ends of a frontier
 LEVEL_LOSS = 0.003
 """Losses that differ by less than this share, about the noise of a run, are level."""
-EARLIER = 10.0
-"""Ratios are also given where the reference has spent this many times less compute."""
 
 LIMITS = (0.0, 0.3, 0.6, 0.8)
 """Values of linf to try, as shares of the lowest loss."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How a ratio moves with linf: its lowest and highest value over `LIMITS`."""
-
-    name: str
-    low: float
-    high: float
-
-
-def of_names(data: Observations, names: Sequence[str]) -> Observations:
-    """The points of some structures."""
-    return data.take(np.isin(data.structure.astype(str), list(names)))
-
-
-def ratios(data: Observations, names: Sequence[str], reference: str) -> dict[str, Ratio]:
-    """How many times less compute each of the names needs than the reference, at the end.
-
-    Power laws of different exponents cross, so that a ratio depends on the loss. It is taken at the
-    lowest loss that both have reached, where most compute was spent, and for comparison where the
-    reference needs a tenth of that compute. All laws share one linf. The sizes at the two ends of a
-    frontier are left out if two or more remain of every structure.
-    """
-    names = [name for name in names if name != reference]
-    part = of_names(data, [reference, *names])
-    points = points_for(part)
-    laws = fit_power_law(part, linf="shared", points=points, resamples=0)
-    places = {name: _common_losses(laws, name, reference) for name in names}
-    losses = sorted({loss for pair in places.values() for loss in pair})
-    found = compute_multiplier(
-        part, reference, points=points, losses=losses, level=SURE, resamples=RESAMPLES
-    )
-    return {
-        name: Ratio(name, reference, *_at(found[name], losses.index(last)),
-                    before=_at(found[name], losses.index(first)),
-                    compute=laws[reference].compute(last))
-        for name, (first, last) in places.items()
-    }  # fmt: skip
-
-
-def _common_losses(laws: Fit, name: str, reference: str) -> tuple[float, float]:
-    """The loss that both reached last, and the one that the reference had at a tenth of it."""
-    losses = [laws.points.of(each).loss for each in (name, reference)]
-    law = laws[reference]
-    last = max(float(loss.min()) for loss in losses)
-    first = min(float(loss.max()) for loss in losses)
-    return max(last, min(first, law.loss(law.compute(last) / EARLIER))), last
-
-
-def _at(found: Multiplier, place: int) -> tuple[float, float, float]:
-    values = (found.values, found.low, found.high)
-    value, low, high = (float(column[place]) for column in values)
-    return value, low, high
-
-
-def points_for(data: Observations) -> FitPoints:
-    """Inner points if every structure has enough sizes for that, else the whole frontier."""
-    for name in data.structures:
-        try:
-            inner = fit_power_law(data.of(name), points="inner", resamples=0).points
-        except EinlinearError:
-            return "frontier"
-        if len(set(inner.size.tolist())) < _LEAST_SIZES:
-            return "frontier"
-    return "inner"
-
-
 def fit_all(data: Observations) -> Fit:
     """The laws of all structures, with one linf."""
     return fit_power_law(
-        data, linf="shared", points=points_for(data), level=SURE, resamples=RESAMPLES
+        data,
+        linf="shared",
+        points=points_for(data),
+        level=samples.SURE,
+        resamples=samples.RESAMPLES,
     )
 
 
-def crossing(laws: Fit, name: str, reference: str) -> float | None:
-    """The compute at which two laws meet, within a factor of a thousand beyond their points."""
-    first, second = laws[name], laws[reference]
-    least = min(first.compute_range[0], second.compute_range[0])
-    most = max(first.compute_range[1], second.compute_range[1])
-    grid = np.geomspace(least, 1000 * most, 2000).tolist()
-    is_below = np.array([first.loss(compute) < second.loss(compute) for compute in grid])
-    changes = np.flatnonzero(is_below[1:] != is_below[:-1])
-    return float(grid[int(changes[-1]) + 1]) if len(changes) else None
+def other_fits(data: Observations) -> tuple[LawSamples, ...]:
+    """The laws with other values of linf, and with the sizes at the ends of frontiers."""
+    lowest, points = float(data.loss.min()), points_for(data)
+    choices: list[tuple[Linf, FitPoints]] = [(share * lowest, points) for share in LIMITS]
+    choices.append(("shared", "frontier"))
+    return tuple(draw_laws(data, linf, chosen, samples=0) for linf, chosen in choices)
 
 
-def over_limits(data: Observations, names: Sequence[str], reference: str) -> dict[str, Limits]:
-    """How the ratios at the end move with linf."""
-    names = [name for name in names if name != reference]
-    part = of_names(data, [reference, *names])
-    points = points_for(part)
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for share in LIMITS:
-        laws = fit_power_law(part, linf=share * float(part.loss.min()), points=points, resamples=0)
-        for name in names:
-            last = _common_losses(laws, name, reference)[1]
-            found[name].append(laws[reference].compute(last) / laws[name].compute(last))
-    return {name: Limits(name, min(values), max(values)) for name, values in found.items()}
+def log_line_residuals(data: Observations) -> Mapping[str, float]:
+    """Residuals, in log loss, of L = p - q log C at the points of the laws, by structure."""
+    points = fit_power_law(data, linf="shared", points=points_for(data), resamples=0).points
+    found = {}
+    for name in data.structures:
+        own = points.of(name)
+        x, y = np.log(own.compute), own.loss
+        line = np.polyval(np.polyfit(x, y, 1), x)
+        found[name] = float(np.sqrt(np.mean(np.log(y / line) ** 2)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +87,9 @@ def _median_curve(data: Observations) -> tuple[Floats, Floats]:
     """The logarithm of compute, and the median loss over seeds, where all seeds have one."""
     at: dict[float, list[float]] = {}
     for compute, loss in zip(data.compute.tolist(), data.loss.tolist(), strict=True):
-        at.setdefault(compute, []).append(loss)
-    kept = sorted((compute, float(np.median(losses))) for compute, losses in at.items() if compute)
+        if compute:
+            at.setdefault(compute, []).append(loss)
+    seeds = max(map(len, at.values()))
+    kept = sorted((c, float(np.median(found))) for c, found in at.items() if len(found) == seeds)
     x, y = np.array(kept).T
     return np.log(x), y

@@ -7,11 +7,12 @@ from math import isfinite
 
 from einlinear.bench.replay.summary import ReplaySummary
 from einlinear.reproductions.findings.effects import ExponentEffect, effects
-from einlinear.reproductions.findings.evidence import Evidence, label_of, plain_structure
+from einlinear.reproductions.findings.evidence import Evidence
 from einlinear.reproductions.findings.findings import GOOD_FIT, Comparisons, Finding, Findings
 from einlinear.reproductions.findings.layers import (
     DENSE_LAYERS,
     FULL_RANK,
+    LOW_RANK_FAN_IN,
     NAMES,
     STRUCTURES,
 )
@@ -22,11 +23,12 @@ from einlinear.reproductions.findings.page import (
     in_brackets,
     paragraphs,
     table,
+    verdict_of,
     why,
     with_ends,
 )
-from einlinear.reproductions.findings.ratios import LEVEL_LOSS, crossing
-from einlinear.show.numbers import between, counted, listed, short
+from einlinear.reproductions.findings.ratios import LEVEL_LOSS
+from einlinear.show.numbers import counted, listed, short
 
 PARAMETRIZATIONS = {
     "unit": "unit weights, one rate",
@@ -38,28 +40,29 @@ _CHANGES = {"omega": "ω from 0 to ½", "psi": "ψ from 1 to ½", "nu": "ν from
 
 def power_laws(found: Findings) -> Section:
     """The law of every structure."""
+    laws = [found.laws[name] for name in STRUCTURES if name in found.overtaking]
     rows = []
-    laws = [found.laws[name] for name in STRUCTURES]
     for law in laws:
         end = found.overtaking[law.structure]
         rows.append(
             [
                 NAMES[law.structure],
-                f"{short(law.a)} ({between(law.a_interval)})",
+                with_ends(law.a, *law.a_interval, digits=3),
                 f"{100 * law.rms:.2f} %",
-                "yes" if law.is_systematic else "no",
+                f"{100 * found.lines[law.structure]:.2f} %",
                 f"{law.decades:.1f}",
                 f"{end.sizes - 1 - len(end.early)} of {end.sizes - 1}",
             ]
         )
+    head = ["structure", "exponent a", "residuals", "of a line", "decades", "overtaken"]
     text = paragraphs(
-        f"All laws share one limit, $L_\\infty$ = {short(laws[0].linf)} "
-        f"({between(laws[0].linf_interval)}).\n"
-        "*Residuals* are root mean squares, in percent of the loss. *Bend* says whether they bend\n"
-        "more than the noise of runs explains. *Overtaken* counts the widths that trained until\n"
-        f"a larger one overtook them (within {100 * LEVEL_LOSS:g} % of the loss), of all but the\n"
-        "largest.",
-        table(["structure", "exponent a", "residuals", "bend", "decades", "overtaken"], rows),
+        f"All laws share one limit, $L_\\infty$ = "
+        f"{with_ends(laws[0].linf, *laws[0].linf_interval, digits=3)}, which so few decades\n"
+        "do not determine. *Residuals* are root mean squares, in percent of the loss; *of a line*\n"
+        "are those of $L = p - q \\log C$, which has as many parameters. *Overtaken* counts the\n"
+        "widths that trained until a larger one overtook them, within "
+        f"{100 * LEVEL_LOSS:g} % of the loss, of all but\nthe largest.",
+        table(head, rows),
     )
     low, high = (end(law.a for law in laws) for end in (min, max))
     worst = max(law.rms for law in laws)
@@ -69,7 +72,8 @@ def power_laws(found: Findings) -> Section:
         "the frontier of every structure follows $L = L_\\infty + b C^{-a}$",
         f"a = {short(low, 2)} to {short(high, 2)}, residuals of at most {100 * worst:.1f} %",
         found.power_law,
-        f"A law is reproduced if its residuals are below {100 * GOOD_FIT:.0f} % of the loss.",
+        f"Reproduced means that all residuals are below {100 * GOOD_FIT:.0f} % of the loss, and on "
+        "the whole smaller than those of straight lines.",
         "laws.svg",
         "Frontiers of all structures and their power laws, by kind",
     )
@@ -77,28 +81,37 @@ def power_laws(found: Findings) -> Section:
 
 def comparison(finding: Finding, number: str, *more: str) -> Section:
     """A finding that compares layers."""
-    text = paragraphs(comparison_table(finding.rows), *more)
-    return Section(finding.title, text, finding.claim, number, finding.verdict, why(finding))
+    shown = [comparison_table(finding.rows)] if finding.rows else []
+    return Section(
+        finding.title,
+        paragraphs(*shown, *more),
+        finding.claim,
+        number,
+        verdict_of(finding),
+        why(finding),
+    )
 
 
 def meetings(found: Findings) -> str:
-    """Where the laws of full-rank structures meet that of dense."""
-    parts = []
+    """How the laws of full-rank structures compare with that of dense."""
+    laws = found.samples["flops"]
+    lines = []
     for name in FULL_RANK:
-        at = crossing(found.laws, name, DENSE_LAYERS)
-        where = "do not meet" if at is None else f"meet at {short(at, 2)} FLOPs"
-        parts.append(f"{where} ({NAMES[name]})")
-    most = max(law.compute_range[1] for law in found.laws.laws)
-    return (
-        "The ratio falls with compute: dense layers gain more from it at this scale. By the laws\n"
-        f"of dense and of each structure, they {'; '.join(parts)}. The largest run\n"
-        f"of the fit has {short(most, 2)}."
-    )
+        if name in laws.names:
+            apart = with_ends(*laws.exponents_apart(name, DENSE_LAYERS), digits=2)
+            at = laws.crossing(name, DENSE_LAYERS)
+            most = short(float(laws.most[laws.names.index(name)]), 2)
+            meet = "do not meet" if at is None else f"meet at {short(at, 2)} FLOPs"
+            lines.append(
+                f"- {NAMES[name]}: its exponent minus that of dense is {apart}; the laws {meet}. "
+                f"Its points end at {most}."
+            )
+    return "\n".join(lines)
 
 
 def ratio_list(finding: Finding) -> str:
     """The ratios of a finding, for the summary."""
-    return "; ".join(f"{NAMES[row.name]} {in_brackets(row.judged.ratio)}" for row in finding.rows)
+    return "; ".join(f"{row.text} {in_brackets(row.judged.ratio)}" for row in finding.rows)
 
 
 def learning_rates(found: Findings) -> Section:
@@ -144,9 +157,13 @@ def learning_rates(found: Findings) -> Section:
 
 
 def exponent_effects(found: Findings) -> Section:
-    """What ω, ψ and ν do to the multiplier, over all structures."""
-    plain = {DENSE_LAYERS: DENSE_LAYERS} | {name: plain_structure(name) for name in STRUCTURES}
-    by_measure = {name: effects(ratios, plain) for name, ratios in found.ratios.items()}
+    """What ω, ψ and ν do to the multiplier, over all structures, at one loss."""
+    used = {name: name for name in STRUCTURES if name != LOW_RANK_FAN_IN}
+    losses = {name: laws.common_loss() for name, laws in found.samples.items()}
+    by_measure = {
+        name: effects(laws, used, DENSE_LAYERS, losses[name])
+        for name, laws in found.samples.items()
+    }
     head = ["change", *(MEASURE_TITLES[measure] for measure in by_measure)]
     rows = [
         [text, *(_effect(column[k]) for column in by_measure.values())]
@@ -156,7 +173,9 @@ def exponent_effects(found: Findings) -> Section:
         "What ω, ψ and ν cost",
         paragraphs(
             "The logarithms of all multipliers over dense, fitted by the three exponents: the\n"
-            "factor on the multiplier if one exponent changes and the others stay.",
+            "factor on the multiplier if one exponent changes and the others stay. All\n"
+            f"multipliers are taken at one loss, {short(losses['flops'])}, the lowest that all\n"
+            "fitted structures have. Low rank has its default start.",
             table(head, rows),
         ),
     )
@@ -169,14 +188,19 @@ def _effect(effect: ExponentEffect) -> str:
 def in_seconds(found: Findings, evidence: Evidence) -> Section:
     """Whether any structure saves time at equal loss."""
     assert evidence.times is not None, "seconds need the times of steps"
-    ratios = found.ratios["seconds"]
+    names = [name for name in found.samples["seconds"].names if name != DENSE_LAYERS]
+    ratios = {name: found.samples["seconds"].ratio(name, DENSE_LAYERS) for name in names}
     saved = [NAMES[name] for name, ratio in ratios.items() if ratio.low > 1]
     slower = [name for name, ratio in ratios.items() if ratio.high < 1]
     verb = "saves" if len(saved) == 1 else "save"
     first = f"{listed(saved)} {verb} time at equal loss" if saved else "No structure saves time"
     widths = [record.config.width for record in evidence.records["structures"]]
     rows = [
-        [NAMES[name], in_brackets(found.ratios["flops"][name]), in_brackets(ratio)]
+        [
+            NAMES[name],
+            in_brackets(found.samples["flops"].ratio(name, DENSE_LAYERS)),
+            in_brackets(ratio),
+        ]
         for name, ratio in sorted(ratios.items(), key=lambda item: -item[1].value)
     ]
     return Section(
@@ -196,17 +220,18 @@ def variations(
 ) -> Section:
     """Layers of a study against others, without a claim of the paper."""
     compared = Comparisons(evidence, study)
-    held = {label_of(record) for record in evidence.compared(study)}
     rows = [
         [
             f"{NAMES[name]} over {NAMES[other]}",
-            *(in_brackets(compared.ratio(name, other, m)) for m in compared.measures),
+            *map(in_brackets, compared.ratios(name, other).values()),
         ]
         for name, other in pairs
-        if {name, other} <= held
+        if {name, other} <= set(compared.names)
     ]
     head = ["compared", *(MEASURE_TITLES[m] for m in compared.measures)]
-    return Section(title, paragraphs(*intro, table(head, rows)))
+    seeds = evidence.seeds(study, {name for pair in pairs for name in pair})
+    note = f"The runs have {counted(seeds, 'seed')}."
+    return Section(title, paragraphs(*intro, table(head, rows), note))
 
 
 def replayed(summary: ReplaySummary, names: Mapping[str, str]) -> Section:

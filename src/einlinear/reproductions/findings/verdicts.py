@@ -15,14 +15,17 @@ SAME = 1.25
 """Two structures count as the same if their compute differs by less than this factor."""
 
 
+MOST_RUNS = 30
+"""Beyond this many times the runs, other errors than noise decide."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times less compute some layers need than others, at the lowest loss both reached.
+    """How many times less compute some layers need than others for the same loss.
 
     low, high: the 90 % interval.
-    before: the same three where the reference had spent a tenth of the compute, or as near to that
-        as both go.
-    compute: what the reference spends for the loss.
+    before: the same three at a higher loss, for which the reference needs a tenth of the compute.
+    loss: the loss; compute: what the reference spends for it.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Ratio:
     low: float
     high: float
     before: tuple[float, float, float] | None = None
+    loss: float = nan
     compute: float = nan
 
     @property
@@ -97,8 +101,10 @@ def overall(parts: Iterable[Judged]) -> ClaimVerdict:
     return "reproduced" if verdicts == {"reproduced"} else "not resolved"
 
 
-def runs_in_words(more_runs: float) -> str:
+def runs_in_words(judged: Judged) -> str:
     """How many times as many runs would resolve a ratio."""
-    if not isfinite(more_runs) or more_runs > 1000:
-        return "more than 1,000 times the runs"
-    return f"about {max(2, ceil(more_runs))} times the runs"
+    if not isfinite(judged.ratio.half_width):
+        return "no interval"
+    if judged.more_runs > MOST_RUNS:
+        return "too close to the bound for more seeds to resolve"
+    return f"about {max(2, ceil(judged.more_runs))} times the runs would resolve it"
