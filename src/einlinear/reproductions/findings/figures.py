@@ -29,6 +29,8 @@ _ON_DARK = {
     COLORS["full"]: "#a78bfa",
     COLORS["experts"]: "#60a5fa",
 }
+_LEAST_SHOWN = 0.1  # intervals that reach lower are cut off
+_WIDE = 15  # from this range on, there are fewer ticks
 _SHADES = (1.0, 0.78, 0.6, 0.45, 0.32)
 
 
@@ -108,9 +110,11 @@ def _log_axis(axes: Any, rows: Sequence[ForestRow]) -> None:
     early = [row.flops.before[0] for row in rows if row.flops.before is not None]
     low, high = min([*early, *(r.low for r in every)]), max([*early, *(r.high for r in every)])
     high = max([high, *(row.paper for row in rows if row.paper is not None)])
+    low = max(low, _LEAST_SHOWN)
     axes.set_xscale("log")
     axes.set_xlim(low / 1.15, high * 1.15)
-    known = [0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 10]
+    is_wide = high / low > _WIDE
+    known = [0.1, 0.2, 0.5, 1, 2, 5, 10] if is_wide else [0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6]
     ticks = [tick for tick in known if low / 1.15 <= tick <= high * 1.15]
     axes.set_xticks(ticks, [f"{tick:g} ×" for tick in ticks])
     axes.minorticks_off()
