@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from einlinear.reproductions.findings.verdicts import (
     SAME,
     Ratio,
+    any_of,
     judge,
     overall,
     runs_in_words,
@@ -67,6 +68,14 @@ def test_all_parts_must_agree_and_one_can_contradict():
     assert overall([good, good]) == "reproduced"
     assert overall([good, unclear]) == "not resolved"
     assert overall([good, unclear, bad]) == "contradicted"
+
+
+def test_one_reading_of_a_claim_is_enough():
+    good, bad = (judge(ratio(v, 0.9 * v, 1.1 * v), "more") for v in (2.0, 0.5))
+    unclear = judge(ratio(1.0, 0.9, 1.1), "more")
+    assert any_of([bad, good]) == "reproduced"
+    assert any_of([bad, unclear]) == "not resolved"
+    assert any_of([bad, bad]) == "contradicted"
 
 
 def test_numbers_of_runs_in_words():

@@ -101,6 +101,14 @@ def overall(parts: Iterable[Judged]) -> ClaimVerdict:
     return "reproduced" if verdicts == {"reproduced"} else "not resolved"
 
 
+def any_of(parts: Iterable[Judged]) -> ClaimVerdict:
+    """The verdict of a finding whose parts are readings of one claim: one must be reproduced."""
+    verdicts = {part.verdict for part in parts}
+    if "reproduced" in verdicts:
+        return "reproduced"
+    return "contradicted" if verdicts == {"contradicted"} else "not resolved"
+
+
 def runs_in_words(judged: Judged) -> str:
     """How many times as many runs would resolve a ratio."""
     if not isfinite(judged.ratio.half_width):
