@@ -234,8 +234,8 @@ def _heads(table: Comparisons) -> Finding:
     found = table.finding(
         "heads",
         "Axes that follow attention heads help",
-        "BTT aligned with the heads is 17 % more efficient than plain BTT, on average; the text can "
-        "be read in two ways",
+        "BTT aligned with the heads is 17 % more efficient than plain BTT, on average; the text "
+        "can be read in two ways",
         rows,
     )
     return replace(found, verdict=any_of(row.judged for row in rows))
