@@ -64,7 +64,8 @@ def test_a_dry_run_counts_given_records_as_done(capsys, tmp_path):
     words = ["sweep", str(study), "--out", out, "--executor", "inline", "--records", packed]
     code, printed, err = run(capsys, *words, "--dry-run")
     assert code == 0, err
-    assert "; 1 are done, 1 to go; records that are given: 1" in printed
+    assert "; 1 are done, 1 to go; 1 from --records" in printed
+    assert "1 of 1 given record belongs to this study" in printed
     assert not (tmp_path / "out").exists()
 
 

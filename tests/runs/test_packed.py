@@ -191,7 +191,7 @@ def test_a_damaged_header_is_that_of_packed_records(tmp_path):
     ):
         path.write_bytes(damaged + b"\n" + runs)
         assert is_packed(path)
-        with pytest.raises(EinlinearError, match="cannot read .*, line 1: "):
+        with pytest.raises(EinlinearError, match=r"cannot read .*, line 1: "):
             read_packed(path)
     path.write_bytes(runs)
     assert is_packed(path)
@@ -202,7 +202,7 @@ def test_no_run_of_an_earlier_file_is_lost(tmp_path):
     check_replaceable(path, records)
     write_packed(records, path)
     check_replaceable(path, records)
-    with pytest.raises(EinlinearError, match="(?s)2 runs that the new file would not.*SOURCE too"):
+    with pytest.raises(EinlinearError, match=r"(?s)2 runs that the new file would not.*SOURCE too"):
         check_replaceable(path, records[2:])
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(EinlinearError, match="cut off"):
