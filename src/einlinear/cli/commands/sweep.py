@@ -46,9 +46,9 @@ def sweep(
     """Train all runs of a study: prints the plan, then the progress of each run.
 
     A study is a TOML file. [base] holds settings of einlinear train; [grid] holds lists of them, of
-    which every combination is trained; a key such as "width, steps" holds settings that vary together.
-    Give flops instead of steps to set a budget for each run.
-    Interrupt it at any time and rerun it to resume. Several sweeps on one directory share the runs.
+    which every combination is trained; a key such as "width, steps" holds settings that vary
+    together. Give flops instead of steps to set a budget for each run. Interrupt it at any time and
+    rerun it to resume. Several sweeps on one directory share the runs.
 
     Args:
         study: File of the study.
