@@ -55,7 +55,7 @@ def test_a_table_is_told_from_packed_records_by_its_first_line(both, tmp_path):
 
 def test_a_damaged_header_is_not_read_as_a_table(both):
     path = both[1]
-    path.write_bytes(path.read_bytes().replace(b'{"format"', b'{"fromat"', 1))
+    path.write_bytes(path.read_bytes().replace(b'{"format"', b'{"kind"', 1))
     with pytest.raises(el.EinlinearError, match="line 1: "):
         gather(path)
 
