@@ -9,6 +9,7 @@ import pytest
 import einlinear as el
 from einlinear.bench import steps
 from einlinear.bench.steps import distinct_models, measure_steps, median_interval
+from einlinear.layers import machine
 from einlinear.runs.shape import step_key
 from kit.runs import tiny
 
@@ -45,6 +46,26 @@ def test_the_time_is_the_median_over_rounds(monkeypatch):
     monkeypatch.setattr(steps, "_turn", lambda loop: next(values))
     (row,) = measure_steps(MODELS[:1], repeats=5).rows
     assert (row.low, row.seconds, row.high) == (1.0, 3.0, 9.0)
+
+
+def test_records_are_timed_with_the_threads_that_they_were_trained_with(monkeypatch):
+    monkeypatch.setattr(steps, "_turn", lambda loop: 1.0)
+    record = el.train(tiny(steps=1, eval_points=1, warmup=0))
+    for trained, used in (([2, 2], 2), ([1, 2], 1), ([], 1)):
+        records = [replace(record, environment={"threads": number}) for number in trained]
+        times = measure_steps(records or MODELS[:1], repeats=1)
+        assert times.machine["threads"] == used
+
+
+def test_the_model_of_the_processor(monkeypatch, tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nmodel name\t: EPYC  7763\nmodel name\t: Other\n")
+    monkeypatch.setattr(machine, "_PROCESSORS", str(path))
+    assert machine.processor_model() == "EPYC 7763"
+    path.write_text("processor\t: 0\n")
+    assert machine.processor_model() is None
+    monkeypatch.setattr(machine, "_PROCESSORS", str(tmp_path / "none"))
+    assert machine.processor_model() is None
 
 
 def test_labels_tell_models_apart():

@@ -5,7 +5,14 @@ import json
 import einlinear as el
 from einlinear.runs.packed import read_packed
 from kit.command import run
-from kit.report_records import DENSE, make_record, write_diverged, write_record, write_runs
+from kit.report_records import (
+    DENSE,
+    make_record,
+    write_diverged,
+    write_record,
+    write_runs,
+    write_unfinished,
+)
 from kit.runs import TINY
 
 
@@ -57,5 +64,27 @@ def test_a_dry_run_counts_given_records_as_done(capsys, tmp_path):
     words = ["sweep", str(study), "--out", out, "--executor", "inline", "--records", packed]
     code, printed, err = run(capsys, *words, "--dry-run")
     assert code == 0, err
-    assert "; 1 are done, 1 to go; records that are given: 1" in printed
+    assert "; 1 are done, 1 to go; 1 from --records" in printed
+    assert "1 of 1 given record belongs to this study" in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_files_that_hold_something_else_stay_as_they_are(capsys, tmp_path):
+    write_runs(tmp_path / "a", kinds=[DENSE], widths=(32, 64))
+    write_runs(tmp_path / "b", kinds=[DENSE], widths=(128,))
+    write_unfinished(tmp_path / "a")
+    notes, packed = tmp_path / "notes.txt", tmp_path / "packed.jsonl"
+    notes.write_text("a year of notes\n", encoding="utf-8")
+    code, _, err = run(capsys, "pack", str(tmp_path / "a"), "--out", str(notes))
+    assert (code, notes.read_text(encoding="utf-8")) == (2, "a year of notes\n")
+    assert "does not hold packed records" in err
+    code, _, err = run(capsys, "pack", str(tmp_path / "a"), "--out", str(packed))
+    assert (code, err) == (0, "note: 1 run has no record and is left out\n")
+    before = packed.read_bytes()
+    code, _, err = run(capsys, "pack", str(tmp_path / "b"), "--out", str(packed))
+    held = len(read_packed(packed))
+    assert (code, packed.read_bytes()) == (2, before)
+    assert f"has {held} runs that the new file would not have" in err
+    both = [str(packed), str(tmp_path / "b")]
+    assert run(capsys, "pack", *both, "--out", str(packed))[0] == 0
+    assert len(read_packed(packed)) > held

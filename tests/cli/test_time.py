@@ -1,9 +1,13 @@
 """The command time."""
 
+from dataclasses import replace
+
 import pytest
 
 import einlinear as el
+from einlinear.runs.packed import write_packed
 from kit.command import run
+from kit.report_records import DENSE, make_record
 from kit.runs import tiny
 from kit.times import times_of
 
@@ -48,6 +52,36 @@ def test_single_runs_and_sweeps_are_sources(runs, tmp_path, capsys, monkeypatch)
     assert code == 0
     assert seen == ["dense", "btt"]
     assert "next:" not in out
+
+
+@pytest.mark.parametrize(
+    ("trained", "given", "used", "note"),
+    [
+        ([2, 2], [], 2, ""),
+        ([1, 2], [], 1, "trained with 1 and 2 threads, and steps are timed with 1 thread;"),
+        ([2, 2], ["--threads", "1"], 1, "with 2 threads, and steps are timed with 1 thread;"),
+        ([1, 1], ["--threads", "3"], 3, "with 1 thread, and steps are timed with 3 threads;"),
+        ([2, 2], ["--threads", "2"], 2, ""),
+        ([None, None], [], 1, ""),
+    ],
+)
+def test_threads_are_those_of_the_runs(tmp_path, capsys, monkeypatch, trained, given, used, note):
+    seen = []
+    records = [
+        replace(make_record(DENSE, 32, seed), environment={"threads": number})
+        for seed, number in enumerate(trained)
+    ]
+    write_packed(records, tmp_path / "a.jsonl")
+
+    def measured(records, **options):
+        seen.append(options["threads"])
+        return times_of(tiny())
+
+    monkeypatch.setattr("einlinear.bench.steps.measure_steps", measured)
+    words = [str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "steps.json"), *given]
+    code, _, err = run(capsys, "time", *words)
+    assert (code, seen) == (0, [used])
+    assert note in err if note else "note" not in err
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,13 @@ def test_a_table_is_told_from_packed_records_by_its_first_line(both, tmp_path):
     assert fingerprint(tmp_path / "records.csv")
 
 
+def test_a_damaged_header_is_not_read_as_a_table(both):
+    path = both[1]
+    path.write_bytes(path.read_bytes().replace(b'{"format"', b'{"kind"', 1))
+    with pytest.raises(el.EinlinearError, match="line 1: "):
+        gather(path)
+
+
 def test_a_run_that_cannot_be_shown_is_a_problem(tmp_path):
     records = write_runs(tmp_path / "sweep", kinds=KINDS[:1], widths=(32, 64), seeds=1)
     bad = el.RunRecord.from_dict(records[0].as_dict() | {"peak_bytes": 10**200})

@@ -237,6 +237,22 @@ def test_a_budget_replaces_steps_and_steps_a_budget():
     assert {run.config.steps for run in expand_study(again)} == {7}
 
 
+def test_settings_that_vary_together_are_replaced_together():
+    study = el.Study("x", {"task": "text"}, ({"width, flops": [[32, 1e9], [64, 2e9]]},))
+    for settings, missing in [({"width": [32]}, "flops"), ({"width": 32, "seed": 1}, "flops")]:
+        with pytest.raises(el.EinlinearError, match=f"without {missing}, .*") as caught:
+            with_settings(study, settings)
+        assert caught.value.fix == "also give flops or steps"
+    for settings in ({"steps": 5}, {"flops": 1e8}):
+        assert [c.config.width for c in with_settings(study, settings).cells] == [32, 64]
+    for settings in ({"width": 16, "steps": 5}, {"width": 16, "flops": 1e9}):
+        assert [c.config.width for c in with_settings(study, settings).cells] == [16]
+    assert len(with_settings(study, {"seed": [0, 1]}).cells) == 4
+    three = el.Study("x", {"task": "text"}, ({"width, depth, steps": [[32, 2, 5]]},))
+    with pytest.raises(el.EinlinearError, match="width is replaced without depth, "):
+        with_settings(three, {"width": 16, "flops": 1e9})
+
+
 def test_data_goes_to_every_run(tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("abc\n")

@@ -12,6 +12,7 @@ from einlinear import EinlinearError, RunConfig, RunRecord
 from einlinear.files.seals import seal_of
 from einlinear.runs.packed import (
     absolute_paths,
+    check_replaceable,
     is_packed,
     packed_bytes,
     read_packed,
@@ -165,6 +166,50 @@ def test_damage_names_the_file_and_the_line(tmp_path):
         read_packed(path)
     path.write_bytes(b"\r\n".join([lines[0].strip(), b"", *map(bytes.strip, lines[:0:-1])]))
     assert packed_bytes(read_packed(path)) == b"".join(lines)  # order and line ends do not matter
+
+
+def test_a_file_with_a_byte_order_mark_is_read_and_a_cut_line_is_named(tmp_path):
+    path = tmp_path / "records.jsonl"
+    data = packed_bytes(some_records())
+    path.write_bytes(b"\xef\xbb\xbf" + data)
+    assert packed_bytes(read_packed(path)) == data
+    for number, cut in ((5, data[:-40]), (1, data[:300])):
+        path.write_bytes(cut)
+        with pytest.raises(EinlinearError, match=f"line {number}: the line is cut off"):
+            read_packed(path)
+    path.write_bytes(data.rstrip(b"\n"))  # an editor did this, and nothing is missing
+    assert packed_bytes(read_packed(path)) == data
+
+
+def test_a_damaged_header_is_that_of_packed_records(tmp_path):
+    path = tmp_path / "records.jsonl"
+    header, runs = packed_bytes(some_records()).split(b"\n", 1)
+    for damaged in (
+        header.replace(b'"format":"einlinear r', b'"format":"r'),
+        header[:12],
+        runs[:9],
+    ):
+        path.write_bytes(damaged + b"\n" + runs)
+        assert is_packed(path)
+        with pytest.raises(EinlinearError, match=r"cannot read .*, line 1: "):
+            read_packed(path)
+    path.write_bytes(runs)
+    assert is_packed(path)
+
+
+def test_no_run_of_an_earlier_file_is_lost(tmp_path):
+    path, records = tmp_path / "records.jsonl", some_records()
+    check_replaceable(path, records)
+    write_packed(records, path)
+    check_replaceable(path, records)
+    with pytest.raises(EinlinearError, match=r"(?s)2 runs that the new file would not.*SOURCE too"):
+        check_replaceable(path, records[2:])
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(EinlinearError, match="cut off"):
+        check_replaceable(path, records)
+    path.write_text("")
+    with pytest.raises(EinlinearError, match="exists, and does not hold packed records"):
+        check_replaceable(path, records)
 
 
 def resealed(line, change):

@@ -7,8 +7,9 @@ import pytest
 
 import einlinear as el
 from einlinear import EinlinearError
+from einlinear.runs.directory import RunDirectory
 from einlinear.runs.packed import write_packed
-from einlinear.runs.sources import collect_records
+from einlinear.runs.sources import collect_records, without_record
 from kit.report_records import DENSE, make_record, write_diverged, write_runs, write_unfinished
 
 
@@ -68,3 +69,26 @@ def test_the_first_record_of_a_run_is_kept(tmp_path, sweep):
     write_packed([replace(records[0], curve=tuple(worse))], other)
     with pytest.warns(UserWarning, match=f"1 run found .* losses.*: run {records[0].id} in"):
         assert collect_records([folder, other]) == records
+
+
+@pytest.mark.parametrize("is_finished_first", [True, False])
+def test_a_finished_record_goes_before_one_that_diverged(tmp_path, is_finished_first):
+    finished = make_record(DENSE, 96, 0)
+    diverged = replace(finished, status="diverged", curve=finished.curve[:3])
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    pair = [finished, diverged] if is_finished_first else [diverged, finished]
+    for path, record in zip(paths, pair, strict=True):
+        write_packed([record], path)
+    with pytest.warns(UserWarning, match="one of them diverged, of which the finished record"):
+        (kept,) = collect_records(paths)
+    assert (kept.status, len(kept.curve)) == ("finished", len(finished.curve))
+
+
+def test_runs_without_a_record_are_counted_once(sweep):
+    folder = sweep[0]
+    left = without_record([folder, folder / "runs"], el.read_records(folder))
+    assert len(left) == 1
+    assert not (left[0] / "record.json").exists()
+    config = RunDirectory(left[0]).read_config()
+    other = replace(make_record(DENSE, 96, 0), config=config)
+    assert without_record([folder], [other]) == ()

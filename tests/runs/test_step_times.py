@@ -1,6 +1,7 @@
 """Times of steps, and the file that holds them."""
 
 import json
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 import einlinear as el
 from einlinear.files.seals import sealed, unsealed
-from einlinear.runs.step_times import ModelTime, StepTimes, read_step_times
+from einlinear.runs.step_times import ModelTime, StepTimes, read_step_times, trained_threads
+from kit.report_records import DENSE, make_record
 from kit.runs import tiny
 from kit.times import times_of
 
@@ -60,6 +62,31 @@ def test_the_table_shows_milliseconds_and_intervals():
     assert "128 tokens" in text
     assert "2026-01-02 in 9 rounds" in text
     assert "1 thread," in text
+
+
+def test_few_rounds_have_no_interval():
+    times = times_of(tiny())
+    assert "400 - 600" in replace(times, rounds=5).table()
+    assert "400" not in replace(times, rounds=4).table()
+    assert "–" in replace(times, rounds=4).table()
+    assert "in 1 round (" in replace(times, rounds=1).origin
+
+
+def test_the_processor_is_named_by_its_model_if_it_is_known():
+    times = times_of(tiny())
+    for machine, words in [
+        ({"processor": "x86_64"}, "(x86_64, "),
+        ({"processor": "x86_64", "processor_model": None}, "(x86_64, "),
+        ({"processor": "x86_64", "processor_model": "EPYC 1"}, "(EPYC 1, "),
+    ]:
+        assert words in replace(times, machine=machine).origin
+
+
+def test_the_threads_of_records():
+    record = make_record(DENSE, 32, 0)
+    given = [1, 2, 2, None, "two", 0, True]
+    records = [replace(record, environment={"threads": number}) for number in given]
+    assert trained_threads([*records, replace(record, environment={})]) == (1, 2)
 
 
 @pytest.mark.parametrize(

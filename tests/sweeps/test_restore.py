@@ -1,6 +1,7 @@
 """A sweep that continues from records of another: nothing is trained or written twice."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,10 +9,12 @@ import einlinear as el
 from einlinear.runs.config import RunConfig
 from einlinear.runs.directory import RunDirectory
 from einlinear.runs.packed import write_packed
+from einlinear.sweeps import planner
 from einlinear.sweeps.placing import Placing, place
 from einlinear.sweeps.restore import can_restore, restore
 from einlinear.sweeps.study import Study
 from einlinear.sweeps.sweep import plan_sweep
+from einlinear.training.plan import task_of
 from kit.report_records import DENSE, make_record
 from kit.runs import TINY
 
@@ -89,3 +92,59 @@ def test_records_that_cannot_be_read_stop_a_sweep_before_it_begins(tmp_path, pac
     with pytest.raises(el.EinlinearError, match=r"cannot read .*damaged.jsonl, line 4"):
         el.sweep(STUDY, tmp_path / "out", executor="inline", records=[damaged])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    """A study of two runs on a text, packed records of both, and the text changed since then."""
+    monkeypatch.chdir(tmp_path)
+    write_text("first")
+    base = TINY | {"steps": 2, "warmup": 0, "eval_points": 1, "data": "text.txt"}
+    study = Study("on a text", base, ({"seed": [0, 1]},))
+    write_packed(el.sweep(study, "first", executor="inline").records, "records.jsonl")
+    write_text("second")
+    return study
+
+
+def write_text(word):
+    Path("text.txt").write_text(f"{word} words of a text, and more of them.\n" * 200)
+
+
+def larger(study):
+    return replace(study, grids=({"seed": [0, 1, 2]},))
+
+
+def test_records_of_other_data_are_refused_before_anything_is_written(changed, monkeypatch):
+    opened = []
+    monkeypatch.setattr(planner, "task_of", lambda c: opened.append(c) or task_of(c))
+    with pytest.raises(el.EinlinearError, match=r"records of 2 runs are of other .*text\.txt"):
+        el.sweep(larger(changed), "out", executor="inline", records="records.jsonl")
+    assert not Path("out").exists()
+    assert len(opened) == 1
+    write_text("first")
+    result = el.sweep(larger(changed), "out", executor="inline", records="records.jsonl")
+    assert len(result.plan.restored) == 2
+
+
+def test_the_process_that_plans_refuses_records_of_other_data(changed):
+    with pytest.raises(el.EinlinearError, match="records of 2 runs are of other data"):
+        el.sweep(larger(changed), "out", processes=1, records="records.jsonl")
+    assert not Path("out").exists()
+
+
+def test_data_does_not_matter_if_nothing_is_left_to_train(changed, monkeypatch):
+    result = el.sweep(changed, "out", executor="inline", records="records.jsonl")
+    assert len(result.plan.restored) == 2
+    monkeypatch.setattr(planner, "task_of", _no_data)
+    result = el.sweep(larger(changed), "more", executor="inline", records="records.jsonl")
+    assert len(result.plan.restored) == 2
+
+
+def _no_data(config):
+    raise el.EinlinearError(what="there is no data", rule="there is some", fix="get it")
+
+
+def test_given_records_of_other_studies_are_counted(tmp_path, packed):
+    records = el.read_records(packed)
+    plan = plan_sweep(STUDY, tmp_path / "out", place(STUDY, Placing("inline")), given=records)
+    assert (plan.num_given, plan.num_belonging) == (3, 2)

@@ -104,7 +104,12 @@ def test_a_grid_without_settings_that_vary_together(dropped, left):
 @pytest.mark.parametrize(
     ("grid", "what"),
     [
-        ({"width, steps": [[32]]}, "width, steps in grid is [[32]]"),
+        ({"width, steps": [[32]]}, "row 1 of width, steps is [32]"),
+        ({"width, steps": [[32, 10], [64]]}, "row 2 of width, steps is [64]"),
+        ({"width, steps": [[32, 10], 64]}, "row 2 of width, steps is 64"),
+        ({"width, steps": [[[16, 32], 500]]}, "width in row 1 of width, steps is [16, 32]"),
+        ({"lr, betas": [[0.1, [[0.9, 0.95]]]]}, "betas in row 1 of lr, betas is [[0.9, 0.95]]"),
+        ({"lr, betas": [[0.1, 0.9]]}, "betas is 0.9"),
         ({"width, steps": 32}, "width, steps in grid is 32"),
         ({"width, steps": []}, "width, steps in grid is []"),
         ({"width, steps": [[32, 10], [32, 10]]}, "width, steps is [[32, 10], [32, 10]]"),
@@ -117,6 +122,39 @@ def test_settings_that_cannot_vary_together(grid, what):
     with pytest.raises(el.EinlinearError) as caught:
         Study("x", {"task": "text"}, (grid,))
     assert caught.value.what.startswith(what)
+
+
+@pytest.mark.parametrize(
+    ("grid", "fix"),
+    [
+        ({"width, steps": [[32]]}, 'give "width, steps" = [[32, 500], [64, 1000]]'),
+        ({"width, flops": 3}, 'give "width, flops" = [[32, 1e+12], [64, 2e+12]]'),
+        ({"width, tied": 3}, 'give "width, tied" = [[32, false], [64, false]]'),
+        ({"tied, betas": 3}, 'give "tied, betas" = [[false, [0.9, 0.95]]]'),
+        ({"width, steps": [[[16, 32], 5]]}, "give each value a row of its own, as in "),
+        ({"width,": [32]}, 'write width, or name a second setting: "width, steps"'),
+        ({"width, , steps": [[32, 10]]}, 'write "width, steps"'),
+        ({"width; steps": [[32, 10]]}, 'write "width, steps"'),
+    ],
+)
+def test_how_settings_vary_together(grid, fix):
+    with pytest.raises(el.EinlinearError) as caught:
+        Study("x", {"task": "text"}, (grid,))
+    assert caught.value.fix.startswith(fix)
+
+
+def test_pairs_of_betas_vary_together_with_others(tmp_path):
+    rows = [[0.1, [0.9, 0.95]], [0.1, (0.9, 0.99)], [0.2, [0.9, 0.99]]]
+    study = Study("x", {"task": "text"}, ({"lr, betas": rows},))
+    assert [(c.lr, c.betas) for c in configs(study)] == [(lr, tuple(pair)) for lr, pair in rows]
+    path = tmp_path / "study.toml"
+    path.write_text(study.to_toml())
+    assert load_study(path).id == study.id
+    assert without_settings(study.grids[0], {"lr"}) == {"betas": [[0.9, 0.95], [0.9, 0.99]]}
+    three = {"lr, betas, seed": [[0.1, [0.9, 0.95], 0], [0.2, [0.9, 0.95], 0]]}
+    assert without_settings(three, {"lr"}) == {"betas, seed": [[[0.9, 0.95], 0]]}
+    with pytest.raises(el.EinlinearError, match="each value once"):
+        Study("x", {"task": "text"}, ({"lr, betas": [rows[0], rows[0]]},))
 
 
 def test_settings_do_not_vary_together_in_a_base():

@@ -13,11 +13,11 @@ import torch
 
 from einlinear.errors import EinlinearError
 from einlinear.laws.observations import structure_label
-from einlinear.layers.machine import machine_facts, memory_bytes
+from einlinear.layers.machine import machine_facts, memory_bytes, processor_model
 from einlinear.runs.config import RunConfig
 from einlinear.runs.record import RunRecord
 from einlinear.runs.shape import step_key, step_settings
-from einlinear.runs.step_times import ModelTime, StepTimes
+from einlinear.runs.step_times import ModelTime, StepTimes, trained_threads
 from einlinear.show.numbers import amount, counted
 from einlinear.show.progress import Progress
 from einlinear.structures.values import whole_number
@@ -40,7 +40,7 @@ def measure_steps(
     runs: Iterable[RunRecord | RunConfig],
     *,
     repeats: int = 9,
-    threads: int = 1,
+    threads: int | None = None,
     seed: int = 0,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> StepTimes:
@@ -53,11 +53,16 @@ def measure_steps(
     Args:
         runs: records or configs; runs whose steps take the same time are measured once.
         repeats: number of rounds; with five or more, times have intervals at the level of 90 %.
-        threads: threads of torch, as many as the runs have when they are trained.
+        threads: threads of torch; by default as many as the records were trained with, or one if
+            they differ or configs are given.
         seed: random seed of the order.
         on_progress: called with the number of turns so far, and of all.
     """
     whole_number(repeats, "repeats", 1, _MOST_REPEATS)
+    runs = tuple(runs)
+    if threads is None:
+        found = trained_threads(run for run in runs if isinstance(run, RunRecord))
+        threads = found[0] if len(found) == 1 else 1
     whole_number(threads, "threads", 1, MOST_THREADS)
     models = distinct_models(runs)
     _check_memory(list(models.values()))
@@ -77,7 +82,7 @@ def measure_steps(
                 times[k].append(_turn(loops[k]))
                 done = number * len(loops) + place
                 show(Progress(done, total, done / total))
-        machine = machine_facts()
+        machine = machine_facts() | {"processor_model": processor_model()}
     for loop in loops:
         loop.state.close()
     rows = [

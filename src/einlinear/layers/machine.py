@@ -15,6 +15,7 @@ from einlinear.layers.engine import binding
 from einlinear.version import __version__
 
 _OUT_OF_MEMORY = ("memory", "overflow", "allocate")  # words in torch's errors
+_PROCESSORS = "/proc/cpuinfo"
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -30,6 +31,16 @@ def machine_facts() -> dict[str, object]:
         "python": platform.python_version(),
         "engine": binding.status(),
     }
+
+
+def processor_model() -> str | None:
+    """The name of the processor, such as AMD EPYC 7763; None if the system does not tell."""
+    with suppress(OSError, ValueError):
+        for line in Path(_PROCESSORS).read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    return None
 
 
 def memory_bytes() -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import resources
 from pathlib import Path
@@ -14,7 +14,8 @@ from einlinear.files.whole import as_path, parse_json
 from einlinear.landscapes.config import LandscapeConfig
 from einlinear.reproductions.catalogue import Reproduction, Scale
 from einlinear.runs.config_file import read_config
-from einlinear.sweeps.study import BUDGET, Study, load_study, without_settings
+from einlinear.show.numbers import listed
+from einlinear.sweeps.study import BUDGET, Study, load_study, settings_in, without_settings
 
 _OTHER = {"steps": BUDGET, BUDGET: "steps"}  # each of the two replaces the other
 
@@ -69,13 +70,35 @@ def shipped_landscape(scale: Scale, settings: Mapping[str, Any] | None = None) -
 
 
 def with_settings(study: Study, settings: Mapping[str, Any]) -> Study:
-    """The study with some settings replaced in the base and in all grids."""
+    """The study with some settings replaced in the base and in all grids.
+
+    Settings that vary together are replaced together; only steps or flops may be replaced alone.
+    """
     if not settings:
         return study
     dropped = {*settings, *(_OTHER[name] for name in settings if name in _OTHER)}
+    for key in dict.fromkeys(key for grid in study.grids for key in grid):
+        _check_replaced(settings_in(key), settings, dropped)
     base = {name: value for name, value in study.base.items() if name not in dropped}
     grids = [without_settings(grid, dropped) for grid in study.grids]
     return Study(study.name, base, tuple(grid | dict(settings) for grid in grids))
+
+
+def _check_replaced(
+    names: Sequence[str], settings: Mapping[str, Any], dropped: Collection[str]
+) -> None:
+    """Refuse to replace a setting without those that vary together with it: runs would multiply."""
+    replaced = [name for name in names if name in settings and name not in _OTHER]
+    missing = [name for name in names if name not in dropped]
+    if replaced and missing:
+        wanted = [f"{n} or {_OTHER[n]}" if n in _OTHER else n for n in missing]
+        raise EinlinearError(
+            what=f"{listed(replaced)} is replaced without {listed(missing)}, and the study has "
+            f'them together, as "{", ".join(names)}"',
+            rule="settings that vary together are replaced together; steps or flops may be "
+            "replaced alone",
+            fix=f"also give {listed(wanted)}",
+        )
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ The routing of experts is left out; all other fields of a record are kept, and s
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,14 +24,17 @@ from einlinear.files.fields import typed
 from einlinear.files.seals import SEAL, seal_of
 from einlinear.files.whole import checked_reading, parse_object, write_whole
 from einlinear.runs.record import SCHEMA, Counts, NewerError, Point, RunRecord
+from einlinear.show.numbers import counted
 
 PACKED_FORMAT, PACKED_SCHEMA = "einlinear records", 1
 
-_START = re.compile(rb'\s*\{\s*"format"\s*:\s*"einlinear records"')
-_START_BYTES = 200
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # editors write one
+_MARKS = (b'"einlinear records"', b'"units_per_step"')  # of a header, and of a run
+_MOST_START = 1_000_000
 _OWN = ("structure", "width", "steps", "seed")  # in every line, so that it says which run it is
 _LOSS_DIGITS, _RATE_DIGITS, _SECONDS_DIGITS = 8, 6, 4
 _SEAL_DIGITS, _NAME_DIGITS = 16, 12
+_KEPT = "a file is replaced only if the new one has all of its runs"
 _RULE = "packed records are a file that einlinear pack has written, and that has not changed since"
 
 
@@ -145,18 +147,19 @@ def read_packed(path: str | Path) -> tuple[RunRecord, ...]:
     path = Path(path)
     with checked_reading(path, rule=_RULE, fix="check the path and the permissions of the file"):
         raw = path.read_bytes()
-    if not _START.match(raw[:_START_BYTES]):
+    if not _has_marks(raw.split(b"\n", 2)[:2]):
         raise EinlinearError(
             what=f"{path} does not hold packed records",
             rule=_RULE,
             fix="give the --out of einlinear pack; a table is read with el.read_observations",
         )
-    lines = ((k, text) for k, text in enumerate(raw.split(b"\n"), 1) if text.strip())
+    texts = raw.removeprefix(_BYTE_ORDER_MARK).split(b"\n")
+    lines = ((k, text) for k, text in enumerate(texts, 1) if text.strip())
     number, text = next(lines)
-    header = _read_header(path, number, text)
+    header = _read_header(path, number, text, is_cut=len(texts) == number)
     records: dict[str, RunRecord] = {}
     for number, text in lines:
-        record = _read_run(path, number, text, header)
+        record = _read_run(path, number, text, header, is_cut=len(texts) == number)
         if record.id in records:
             raise _damaged(path, number, f"run {record.id} is in the file twice")
         records[record.id] = record
@@ -166,10 +169,45 @@ def read_packed(path: str | Path) -> tuple[RunRecord, ...]:
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file holds packed records, by the beginning of its first line."""
+    """Whether a file holds packed records, perhaps damaged ones, by its first two lines."""
     with suppress(OSError), path.open("rb") as file:
-        return _START.match(file.read(_START_BYTES)) is not None
+        return _has_marks([file.readline(_MOST_START), file.readline(_MOST_START)])
     return False
+
+
+def _has_marks(lines: Sequence[bytes]) -> bool:
+    """Whether the first lines are those of packed records; one of them may be damaged."""
+    return any(mark in line[:_MOST_START] for line in lines for mark in _MARKS)
+
+
+def check_replaceable(path: Path, records: Iterable[RunRecord]) -> None:
+    """Refuse to replace a file by packed records if anything in it would be lost."""
+    with checked_reading(path, rule=_KEPT, fix="choose another --out"):
+        is_file = path.is_file()
+    if not is_file:
+        return
+    if not is_packed(path):
+        raise EinlinearError(
+            what=f"{path} exists, and does not hold packed records",
+            rule=_KEPT,
+            fix="choose another --out, or remove the file first",
+        )
+    try:
+        held = read_packed(path)
+    except EinlinearError as error:
+        raise EinlinearError(
+            what=error.what,
+            rule=_KEPT,
+            fix="choose another --out; or restore the file, or remove it first",
+        ) from error
+    given = {record.id for record in records}
+    lost = sum(record.id not in given for record in held)
+    if lost:
+        raise EinlinearError(
+            what=f"{path} has {counted(lost, 'run')} that the new file would not have",
+            rule=_KEPT,
+            fix=f"give {path} as a SOURCE too, which keeps them; or choose another --out",
+        )
 
 
 def absolute_paths(records: Iterable[RunRecord]) -> tuple[str, ...]:
@@ -276,12 +314,16 @@ def _text(values: Mapping[str, Any]) -> str:
     return json.dumps({**values, SEAL: seal}, separators=(",", ":")) + "\n"
 
 
-def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
-    """The values of a line and its checksum; whatever is wrong is an error that names the line."""
+def _parsed(path: Path, number: int, text: bytes, is_cut: bool) -> dict[str, Any]:
+    """The values of a line and its checksum; whatever is wrong is an error that names the line.
+
+    is_cut: whether the line has no end, as the last one of a file that was not copied to its end.
+    """
     try:
         return parse_object(text.decode())
     except ValueError as error:
-        raise _damaged(path, number, reason(error)) from error
+        why = "the line is cut off" if is_cut else reason(error)
+        raise _damaged(path, number, why) from error
 
 
 def _unseal_(values: dict[str, Any]) -> None:
@@ -293,8 +335,8 @@ def _unseal_(values: dict[str, Any]) -> None:
         raise ValueError("its checksum is wrong: it has changed since it was written")
 
 
-def _read_header(path: Path, number: int, text: bytes) -> _Header:
-    values = _parsed(path, number, text)
+def _read_header(path: Path, number: int, text: bytes, *, is_cut: bool) -> _Header:
+    values = _parsed(path, number, text, is_cut)
     schema = values.get("schema")
     if type(schema) is int and schema > PACKED_SCHEMA:
         raise NewerError(
@@ -313,8 +355,8 @@ def _read_header(path: Path, number: int, text: bytes) -> _Header:
         raise _damaged(path, number, str(error)) from error
 
 
-def _read_run(path: Path, number: int, text: bytes, header: _Header) -> RunRecord:
-    values = _parsed(path, number, text)
+def _read_run(path: Path, number: int, text: bytes, header: _Header, *, is_cut: bool) -> RunRecord:
+    values = _parsed(path, number, text, is_cut)
     source = f"{path}, line {number}"
     try:
         _unseal_(values)

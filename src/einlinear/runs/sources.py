@@ -9,7 +9,7 @@ from typing import Literal
 
 from einlinear.errors import EinlinearError
 from einlinear.files.whole import as_path, checked_reading
-from einlinear.runs.directory import CONFIG, RECORD, read_record
+from einlinear.runs.directory import CONFIG, RECORD, RunDirectory, read_record
 from einlinear.runs.packed import read_packed, rounded_losses
 from einlinear.runs.record import RunRecord
 from einlinear.show.numbers import counted
@@ -47,23 +47,46 @@ def read_records(source: str | Path) -> tuple[RunRecord, ...]:
 def collect_records(sources: str | Path | Iterable[str | Path]) -> tuple[RunRecord, ...]:
     """The records of one source or several, each run once.
 
-    If a run is found twice, the first record is kept; a warning says so if their losses differ.
+    If a run is found twice, the first record is kept, or the finished one if the other diverged; a
+    warning says so if their losses differ.
     """
     places = (sources,) if isinstance(sources, str | Path) else tuple(sources)
     kept: dict[str, tuple[RunRecord, str | Path]] = {}
-    other: list[str] = []
+    differ: dict[str, list[str]] = {"finished": [], "first": []}  # by which record is kept
     for place in places:
         for record in read_records(place):
             held, where = kept.setdefault(record.id, (record, place))
-            if rounded_losses(held) != rounded_losses(record):
-                other.append(f"run {record.id} in {where} and in {place}")
-    if other:
-        warnings.warn(
-            f"{counted(len(other), 'run')} found twice with different losses, of which the first "
-            f"record is kept: {other[0]}{'' if len(other) == 1 else ', and others'}",
-            stacklevel=2,
-        )
+            if record.status != held.status:
+                differ["finished"].append(f"run {record.id} in {where} and in {place}")
+                if record.status == "finished":
+                    kept[record.id] = record, place
+            elif rounded_losses(held) != rounded_losses(record):
+                differ["first"].append(f"run {record.id} in {where} and in {place}")
+    for which, runs in differ.items():
+        if runs:
+            one = ", and one of them diverged" if which == "finished" else ""
+            warnings.warn(
+                f"{counted(len(runs), 'run')} found twice with different losses{one}, of which the "
+                f"{which} record is kept: {runs[0]}{'' if len(runs) == 1 else ', and others'}",
+                stacklevel=2,
+            )
     return tuple(record for record, _ in kept.values())
+
+
+def without_record(sources: Iterable[str | Path], records: Iterable[RunRecord]) -> tuple[Path, ...]:
+    """The folders of runs in some sources that are not among the records, each run once."""
+    known = {record.id for record in records}
+    found: dict[str, Path] = {}
+    for source in map(Path, sources):
+        for folder in run_folders(source)[1] if source.is_dir() else ():
+            try:
+                config = RunDirectory(folder).read_config()
+            except EinlinearError:  # it is unreadable
+                config = None
+            name = str(folder) if config is None else config.id
+            if name not in known and not (folder / RECORD).exists():
+                found.setdefault(name, folder)
+    return tuple(found.values())
 
 
 def run_folders(source: Path) -> tuple[FolderKind, list[Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -12,12 +13,15 @@ from einlinear.files.fields import field_types, typed
 from einlinear.files.seals import sealed, unsealed
 from einlinear.files.whole import as_path, checked_reading, write_whole
 from einlinear.runs.config import RunConfig
+from einlinear.runs.record import RunRecord
 from einlinear.runs.shape import step_key
-from einlinear.show.numbers import amount, short
+from einlinear.show.numbers import amount, counted, short
 from einlinear.show.tables import text_table
 
 TIMES_SCHEMA = 1
 """The format of a file of times."""
+LEAST_ROUNDS = 5
+"""Of intervals at the level of 90 %; with fewer, low and high are only the range of the rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +97,24 @@ class StepTimes:
     def origin(self) -> str:
         """When and on what the times were measured, as part of a sentence."""
         threads = self.machine.get("threads", "?")
-        on = f"{self.machine.get('processor', '?')}, {self.machine.get('capability', '?')}"
+        processor = self.machine.get("processor_model") or self.machine.get("processor", "?")
+        on = f"{processor}, {self.machine.get('capability', '?')}"
         return (
-            f"measured on {self.measured[:10]} in {self.rounds} rounds ({on}, "
+            f"measured on {self.measured[:10]} in {counted(self.rounds, 'round')} ({on}, "
             f"{threads} {'thread' if threads == 1 else 'threads'}, "
             f"einlinear {self.machine.get('einlinear', '?')}, "
             f"torch {self.machine.get('torch', '?')})"
         )
 
     def table(self, width: int | None = None) -> str:
-        """All models with the milliseconds of a step and their intervals."""
+        """All models with the milliseconds of a step and, of five rounds or more, intervals."""
+        has_intervals = self.rounds >= LEAST_ROUNDS
         cells = [
             (
                 row.label,
                 str(row.width),
                 short(1e3 * row.seconds),
-                f"{short(1e3 * row.low)} - {short(1e3 * row.high)}",
+                f"{short(1e3 * row.low)} - {short(1e3 * row.high)}" if has_intervals else "–",
                 f"{amount(row.units / row.seconds)} {row.unit}s",
             )
             for row in self.rows
@@ -146,6 +152,12 @@ def read_step_times(path: str | Path) -> StepTimes:
         if values.keys() != hints.keys():
             raise ValueError(f"it has the fields {quote(sorted(values))}")
         return StepTimes(**{name: typed(hint, values[name], name) for name, hint in hints.items()})
+
+
+def trained_threads(records: Iterable[RunRecord]) -> tuple[int, ...]:
+    """The numbers of threads that runs were trained with, each once; without those not known."""
+    found = {record.environment.get("threads") for record in records}
+    return tuple(sorted(number for number in found if type(number) is int and number > 0))
 
 
 def as_step_times(times: StepTimes | str | Path | None) -> StepTimes | None:

@@ -21,6 +21,7 @@ class PlanRequest:
     is_timed: whether runs may be timed if no similar run has finished.
     is_here: whether the runs are trained on this machine; others may have GPUs.
     finished: seconds per step of runs whose records are not in the directory yet, by id.
+    data: fingerprints of the data that these runs were trained on, by id.
     """
 
     study: Mapping[str, Any]
@@ -29,6 +30,7 @@ class PlanRequest:
     is_timed: bool = True
     is_here: bool = True
     finished: Mapping[str, float] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from time import perf_counter
 
 import torch
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.runs.config import RunConfig
 from einlinear.runs.schedule import eval_steps
 from einlinear.runs.shape import step_settings
-from einlinear.show.numbers import FLOPS_PER_MAC
+from einlinear.show.numbers import FLOPS_PER_MAC, counted
 from einlinear.sweeps.job import all_finished, step_seconds
 from einlinear.sweeps.plan import PlannedRun, PlanRequest
 from einlinear.sweeps.study import BUDGET, Study, StudyCell
@@ -26,13 +26,16 @@ from einlinear.training.devices.distributed import joined
 from einlinear.training.loop import RunLoop
 from einlinear.training.needs import check_needs, fits, using_threads
 from einlinear.training.pace import take_steps
-from einlinear.training.plan import cost_run, plan_run
+from einlinear.training.plan import cost_run, plan_run, task_of
 
 TIMING_SECONDS = 6.0
 """For all timing together, unless the first measurement alone takes longer."""
 
 # What else decides the memory of a run, and the rows of its validation set.
 _BESIDE_STEPS = ("eval_points", "eval_size", "validation", "rule", "ema")
+
+# What decides the data of a run, except for that of regression.
+_OF_DATA = ("task", "data", "validation", "vocabulary", "rule", "pool")
 
 # Sizes of a step: within a kind of runs, time is interpolated by its multiply-adds.
 _SIZES = {"width", "depth", "head_size", "context", "batch_size", "accumulation"}
@@ -77,6 +80,9 @@ def plan_study(
     }
     timings = _timings(runs, steps)
     new = [run for run in runs if run.id not in steps]
+    if new:
+        given = {name: found for name, found in request.data.items() if name not in records}
+        _check_data([run.config for run in runs], given)
     if request.is_here:
         _check_needs(new)
         untimed = new
@@ -88,6 +94,34 @@ def plan_study(
         replace(run, seconds=seconds, is_guessed=not timings)
         for run, seconds in zip(runs, estimate(runs, timings), strict=True)
     )
+
+
+def _check_data(configs: Sequence[RunConfig], given: Mapping[str, str]) -> None:
+    """Refuse given records of other data than the study has here: ids hold only its path.
+
+    given: the fingerprints of the data of runs, by id.
+    """
+    sets: dict[tuple[object, ...], list[RunConfig]] = {}
+    for config in configs:
+        if config.id in given and config.task != "regression":  # its settings are all of its data
+            key = tuple(getattr(config, name) for name in _OF_DATA)
+            sets.setdefault(key, []).append(config)
+    for found in sets.values():
+        try:
+            here = task_of(found[0]).fingerprint
+        except EinlinearError:  # the data is not on this machine
+            continue
+        others = [given[config.id] for config in found if given[config.id] != here]
+        if others:
+            data = found[0].data or f"the {found[0].task} data of the package"
+            raise EinlinearError(
+                what=f"given records of {counted(len(others), 'run')} are of other data: "
+                f"{quote(data)} has the fingerprint {quote(here)} here, and {quote(others[0])} "
+                "in the records",
+                rule="all runs of a sweep are trained on the same data; the id of a run holds only "
+                "its path",
+                fix="put the data of the records there, or leave these records out of --records",
+            )
 
 
 def _check_needs(runs: Sequence[PlannedRun]) -> None:

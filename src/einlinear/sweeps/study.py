@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
@@ -26,6 +27,7 @@ _MOST_RUNS = 100_000
 _MOST_FLOPS = 1e30  # more than all computers of the world compute in a century
 _MOST_BITS = 4000  # longer numbers cannot be written to JSON and TOML
 _KEYS = ("name", "base", "grid")
+_USUAL: dict[str, Any] = {"width": 32, "steps": 500, BUDGET: 1e12, "seed": 1}  # for examples
 _FIELDS = tuple(field.name for field in fields(RunConfig))
 _EXAMPLE = 'give [base] task = "text" and [grid] structure = ["dense", "btt"]'
 
@@ -156,20 +158,35 @@ def without_settings(grid: Mapping[str, Any], dropped: Collection[str]) -> dict[
         if len(places) == len(names):
             kept[key] = value
         elif len(places) == 1:
-            kept[names[places[0]]] = list(dict.fromkeys(row[places[0]] for row in value))
+            kept[names[places[0]]] = _each_once(row[places[0]] for row in value)
         elif places:
-            rows = dict.fromkeys(tuple(row[place] for place in places) for row in value)
-            kept[", ".join(names[place] for place in places)] = [list(row) for row in rows]
+            rows = _each_once([row[place] for place in places] for row in value)
+            kept[", ".join(names[place] for place in places)] = rows
     return kept
 
 
-def _check_key(key: object) -> None:
-    if key in _FIELDS or key == BUDGET:
+def _each_once(values: Iterable[Any]) -> list[Any]:
+    """Values, some of them lists, without those that are equal to an earlier one."""
+    return list({json.dumps(value): value for value in values}.values())
+
+
+def _check_key(key: object, name: object) -> None:
+    """Refuse a key of a table for the name of a setting in it."""
+    if name in _FIELDS or name == BUDGET:
         return
+    parts = [part for part in re.split(r"[\s,;]+", key) if part] if isinstance(key, str) else []
+    if parts and (name == "" or ";" in str(key)):
+        both = ", ".join(parts)
+        alone = f"write {both}, or name a second setting: " if len(parts) == 1 else "write "
+        raise EinlinearError(
+            what=f"a key in a study is {quote(key)}",
+            rule="names of settings that vary together have one comma between them",
+            fix=f'{alone}"{both if len(parts) > 1 else _with_another(both)}"',
+        )
     raise EinlinearError(
-        what=f"unknown setting {quote(key)} in a study",
+        what=f"unknown setting {quote(name)} in a study",
         rule=f"base and grid hold fields of RunConfig, or {BUDGET}",
-        fix=did_you_mean(key, [*_FIELDS, BUDGET], f"one of {', '.join(_FIELDS)}"),
+        fix=did_you_mean(name, [*_FIELDS, BUDGET], f"one of {', '.join(_FIELDS)}"),
     )
 
 
@@ -215,7 +232,7 @@ def _plain_table(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
     for key in values:
         names = settings_in(key)
         for name in names:
-            _check_key(name)
+            _check_key(key, name)
             if name in named:
                 rule = "a grid has each setting once, alone or together with others"
                 raise EinlinearError(
@@ -226,22 +243,56 @@ def _plain_table(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
             named[name] = key
         if len(names) > 1:
             _check_together(place, key, names, values[key])
-    return {name: _plain(name, value) for name, value in values.items()}
+    return {key: _plain_values(key, value) for key, value in values.items()}
 
 
 def _check_together(place: str, key: str, names: Sequence[str], value: object) -> None:
     """Refuse values of settings that vary together unless each has one value for every setting."""
-    if place == "grid" and isinstance(value, list | tuple) and len(value) > 0:
-        if all(isinstance(v, list | tuple) and len(v) == len(names) for v in value):
-            return
-    rows = ", ".join(f"[{', '.join('...' for _ in names)}]" for _ in range(2))
-    raise _wrong(
-        f"{key} in {place}",
-        value,
-        f"settings that vary together are in a grid, with lists of {len(names)} values, one for "
-        "each setting",
-        f'give "{key}" = [{rows}]',
+    rule = (
+        f"settings that vary together are in a grid, with rows of {len(names)} values, one for "
+        "each setting"
     )
+    example = f'"{key}" = {_example_rows(names)}'
+    fix = f"give {example}"
+    if place != "grid":
+        raise _wrong(f"{key} in {place}", value, rule, f"put it under [grid]: {fix}")
+    if not isinstance(value, list | tuple) or not value:
+        raise _wrong(f"{key} in {place}", value, rule, fix)
+    for number, row in enumerate(value, 1):
+        where = f"row {number} of {key}"
+        if not isinstance(row, list | tuple) or len(row) != len(names):
+            raise _wrong(where, row, rule, fix)
+        for name, entry in zip(names, row, strict=True):
+            if isinstance(entry, list | tuple | range) and not _is_one(name, entry):
+                rule = "each entry of a row is one value, not a list"
+                fix = f"give each value a row of its own, as in {example}"
+                raise _wrong(f"{name} in {where}", entry, rule, fix)
+
+
+def _example_rows(names: Sequence[str]) -> str:
+    """Two rows of values that these settings could have."""
+    values = [_USUAL[name] if name in _USUAL else getattr(RunConfig(), name) for name in names]
+    twice = [2 * v if type(v) in (int, float) else v for v in values]
+    rows = dict.fromkeys(", ".join(map(_example, row)) for row in (values, twice))
+    return f"[{', '.join(f'[{row}]' for row in rows)}]"
+
+
+def _example(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return '"..."' if value is None else json.dumps(value)
+
+
+def _with_another(name: str) -> str:
+    return f"{name}, {'width' if name == 'steps' else 'steps'}"
+
+
+def _plain_values(key: str, value: Any) -> Any:
+    """The values of a key of a table as a file holds them."""
+    names = settings_in(key)
+    if len(names) == 1:
+        return _plain(key, value)
+    return [[_plain(n, entry, 1) for n, entry in zip(names, row, strict=True)] for row in value]
 
 
 def _plain(name: str, value: Any, depth: int = 0) -> Any:
@@ -266,7 +317,7 @@ def _plain(name: str, value: Any, depth: int = 0) -> Any:
     raise _wrong(name, value, "a setting is a text, a number, a flag, or a list of them", fix)
 
 
-def _is_one(name: str, value: Sequence[Any]) -> bool:
+def _is_one(name: str, value: Iterable[Any]) -> bool:
     """Whether a list is a single value: only betas is a pair."""
     return name == "betas" and not any(isinstance(entry, list | tuple) for entry in value)
 
@@ -287,7 +338,7 @@ def _values(name: str, value: Any) -> tuple[Any, ...]:
         raise _wrong(name, value, rule, f"give {name} a value, or leave it out")
     seen = set()
     for entry in value:
-        key = str(entry) if isinstance(entry, list) else entry
+        key = json.dumps(entry) if isinstance(entry, list) else entry
         if key in seen:
             rule = "a list in a grid has each value once"
             raise _wrong(name, value, rule, f"remove the second {quote(entry)}")

@@ -32,6 +32,7 @@ class SweepPlan:
     runs: all runs of the study, with their costs and estimated times.
     records: of finished runs, by id.
     restored: ids of those whose records are given, and will be written to the directory.
+    num_given, num_belonging: how many records are given, and how many are of runs of the study.
     steps_done: of interrupted runs that resume from a checkpoint, by id.
     placing, slots: where runs are trained, and how many at once; None if only a cluster knows.
     """
@@ -44,6 +45,8 @@ class SweepPlan:
     slots: int | None
     steps_done: Mapping[str, int] = field(default_factory=dict)
     restored: frozenset[str] = frozenset()
+    num_given: int = 0
+    num_belonging: int = 0
 
     @property
     def finished(self) -> frozenset[str]:
@@ -108,7 +111,8 @@ def sweep(
         devices: of each run, all on one machine: as many processes, each with a GPU of its own if
             there are any; by default one.
         records: files of packed records, or other sweeps; their runs that belong to the study are
-            not trained again, and their records are written to `out`.
+            not trained again, and their records are written to `out`. Records of other data are
+            refused.
         on_plan: called before the first run.
         on_progress: called twice a second.
     """
@@ -172,7 +176,8 @@ def plan_sweep(
 ) -> SweepPlan:
     """Plan a sweep; runs are timed for a few seconds, and nothing is written.
 
-    Runs whose records are given have finished, unless something else is in their directories.
+    Runs whose records are given have finished, unless something else is in their directories. If
+    others remain, records of other data than the study has here are refused.
 
     Without timing, models are only counted, even those that need more memory than there is here.
 
@@ -180,9 +185,13 @@ def plan_sweep(
     takes seconds to load, and a timed run may use all memory.
     """
     is_here = is_timed and placing.executor in ("local", "inline")
+    given = tuple(given)
     known = {r.id: r for r in given if can_restore(out / RUNS / r.id, r)}
     times = {name: step_seconds(record) for name, record in known.items()}
-    request = PlanRequest(study.as_dict(), str(out), placing.threads, is_timed, is_here, times)
+    data = {r.id: str(r.environment["data"]) for r in known.values() if "data" in r.environment}
+    request = PlanRequest(
+        study.as_dict(), str(out), placing.threads, is_timed, is_here, times, data
+    )
     if isinstance(executor, LocalExecutor):
         runs = executor.plan(request)
     elif placing.executor == "inline":
@@ -198,8 +207,18 @@ def plan_sweep(
     slots = placing.processes if executor is None else executor.slots
     steps = {run.id: last_step(out / RUNS / run.id) for run in runs if run.id not in records}
     steps_done = {name: step for name, step in steps.items() if step}
+    ids = {run.id for run in runs}
     return SweepPlan(
-        study, out, runs, records, placing, slots, steps_done, restored=frozenset(restored)
+        study,
+        out,
+        runs,
+        records,
+        placing,
+        slots,
+        steps_done,
+        restored=frozenset(restored),
+        num_given=len(given),
+        num_belonging=sum(record.id in ids for record in given),
     )
 
 

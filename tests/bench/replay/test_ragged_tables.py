@@ -1,5 +1,6 @@
 """Tables whose runs differ in length, or are missing: what they hold, and what methods do there."""
 
+from dataclasses import replace
 from math import log, sqrt
 
 import numpy as np
@@ -12,9 +13,10 @@ from einlinear.bench.replay.ours import run_search
 from einlinear.bench.replay.rivals import full_grid, halving_level, random_search, rungs_of
 from einlinear.bench.replay.score import OURS, RIVALS
 from einlinear.bench.replay.tables import TARGET_TIMES, RunTable, Session
+from einlinear.errors import EinlinearError
 from einlinear.show.numbers import FLOPS_PER_MAC
 from kit.ragged_records import NOISE, ragged_records, widths_of
-from kit.report_records import KINDS, LINF, POWER
+from kit.report_records import KINDS, LINF, POWER, make_record
 
 SMALL = Family("small", levels=3, rungs=5, seeds=2, sample=4)
 METHODS = {OURS: run_search, **RIVALS}
@@ -194,3 +196,52 @@ def test_methods_search_synthetic_tables_as_they_always_did(name):
     found = (*seen, session.spent, session.best_by_loss(), session.best_by_law())
     assert found == PINNED[name]
     assert BASE.full_analysis()[1] == pytest.approx(1.35354033, abs=1e-6)
+
+
+def changed(record, **settings):
+    return replace(record, config=replace(record.config, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "values"),
+    [
+        ({"factor_init": "fan_in"}, "factor_init is 'spectral' .* and 'fan_in'"),
+        ({"lr": 0.5}, "lr is .* and 0.5"),
+        ({"seed": 9, "lr": 0.5}, "lr is .* and 0.5"),
+        ({"seed": 9, "width": 96, "factor_init": "fan_in"}, "factor_init is"),
+        ({"eval_size": 77}, "eval_size is .* and 77"),
+        ({"context": 16}, "context is .* and 16"),
+        (
+            {"task": "pixels", "context": None, "vocabulary": None, "rule": None},
+            "task is 'text' .* and 'pixels'",
+        ),
+    ],
+)
+def test_runs_that_differ_in_more_than_length_do_not_share_a_place(records, settings, values):
+    run = next(record for record in records if record.config.structure == KINDS[1].structure)
+    other = changed(run, **settings)
+    for mixed in ([*records, other], [*records, replace(other, steps_done=run.steps_done + 1)]):
+        with pytest.raises(EinlinearError, match=f"{values}.* in run {other.id}"):
+            RunTable.from_records(mixed)
+    RunTable.from_records([*records, replace(other, status="diverged")])  # it has no place
+
+
+def test_runs_on_other_data_are_refused(records):
+    other = replace(records[0], environment=records[0].environment | {"data": "other"})
+    with pytest.raises(EinlinearError, match=r"data is '5f3a' in .*, and 'other' in"):
+        RunTable.from_records([*records, other])
+    moved = [changed(record, data="elsewhere") for record in records[:2]]
+    RunTable.from_records([*records[2:], *moved])  # the same data in another place
+    unknown = [replace(record, environment={}) for record in (*records[2:], *moved)]
+    with pytest.raises(EinlinearError, match=r"data is None in .*, and 'elsewhere' in"):
+        RunTable.from_records(unknown)
+
+
+def test_runs_may_differ_in_length_and_in_what_changes_no_number(records, table):
+    cells = table.num_runs
+    shorter = make_record(KINDS[0], 64, 0, steps=60, warmup=1, eval_spacing="fixed", eval_points=8)
+    shorter = changed(shorter, checkpoint_every=7, save_model=False)
+    found = RunTable.from_records([*records, shorter])
+    assert found.num_runs == cells
+    dense = [changed(r, factor_init="fan_in") for r in records if r.config.structure == "dense"]
+    RunTable.from_records([*records, *dense])  # layers without factors ignore it

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, fields
 from math import inf, log
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from einlinear.errors import EinlinearError
+from einlinear.errors import EinlinearError, quote
 from einlinear.laws.observations import Floats, Ints
+from einlinear.runs.config import NOT_IN_ID, RunConfig
+from einlinear.runs.identity import deciding_values
 from einlinear.runs.record import RunRecord
 from einlinear.searches.draws import Cost, target_beyond
 from einlinear.searches.space import FIRST_TRIED, Candidate, features_of, kernel_of
@@ -145,7 +147,12 @@ class RunTable:
         The levels of a candidate are its own sizes, the smallest first. Rungs are steps, about
         doublings, at which all runs that are long enough were evaluated. A run ends at the highest
         rung that it reached; what it did after that is left out.
+
+        Refuses runs that do not belong together: of other tasks or data, or of one structure with
+        other settings. Of two runs that differ in length alone, the longer one is kept.
         """
+        records = tuple(record for record in records if record.status == "finished")
+        _check_alike(records)
         chains = _chains(records)
         runs = [run for held in chains.values() for run in held.values()]
         steps = _rung_steps(runs) if runs else []
@@ -170,19 +177,61 @@ class RunTable:
         return _filled((Candidate(), *others), kept, steps)
 
 
+_ALL = "all runs of a table have the same task and data"
+_OF_ONE = "runs of one structure are trained in one way, at all sizes"
+_OF_ONE_SIZE = "runs of one structure and size differ only in seed and length"
+_OF_DATA = ("task", "context", "vocabulary", "rule", "pool", "teacher_width", "teacher_depth")
+_OF_A_LAW = ("parametrization", "factor_init", "weight_norm", "optimizer", "schedule")
+_FREE = {"seed", "steps", "warmup", "data", "validation", *NOT_IN_ID}
+_OF_A_SIZE = tuple(field.name for field in fields(RunConfig) if field.name not in _FREE)
+
 _Size = tuple[int, int]  # multiply-adds per unit of data, and the seed
 
 
 def _chains(records: Iterable[RunRecord]) -> dict[Candidate, dict[_Size, RunRecord]]:
-    """The longest finished run of each candidate, size and seed."""
+    """The longest run of each candidate, size and seed."""
     chains: dict[Candidate, dict[_Size, RunRecord]] = {}
     for record in records:
-        if record.status == "finished":
-            held = chains.setdefault(Candidate.of(record.config), {})
-            key = record.counts.macs, record.config.seed
-            if key not in held or held[key].steps_done < record.steps_done:
-                held[key] = record
+        held = chains.setdefault(Candidate.of(record.config), {})
+        key = record.counts.macs, record.config.seed
+        if key not in held or held[key].steps_done < record.steps_done:
+            held[key] = record
     return chains
+
+
+def _check_alike(records: Iterable[RunRecord]) -> None:
+    """Refuse runs that one table cannot hold, because what it calls the same is not the same."""
+    seen: dict[tuple[object, ...], tuple[object, str]] = {}
+    for record in records:
+        candidate = Candidate.of(record.config)
+        for rule, place, values in (
+            (_ALL, (), _data_of(record)),
+            (_OF_ONE, (candidate,), _settings_of(record, _OF_A_LAW)),
+            (_OF_ONE_SIZE, (candidate, record.counts.macs), _settings_of(record, _OF_A_SIZE)),
+        ):
+            for name, value in values.items():
+                other, run = seen.setdefault((rule, *place, name), (value, record.id))
+                if other != value:
+                    raise EinlinearError(
+                        what=f"{name} is {quote(other)} in run {run}, and {quote(value)} in run "
+                        f"{record.id}",
+                        rule=rule,
+                        fix=f"give the records of one {name}",
+                    )
+
+
+def _data_of(record: RunRecord) -> dict[str, Any]:
+    """What decides the data of a run: by its fingerprint if that is known, or by its path."""
+    known = record.environment.get("data")
+    path = {name: getattr(record.config, name) for name in ("data", "validation")}
+    return _settings_of(record, _OF_DATA) | ({"data": known} if known else path)
+
+
+def _settings_of(record: RunRecord, names: Iterable[str]) -> dict[str, Any]:
+    """Some settings of a run in the form in which they decide its numbers."""
+    config = record.config
+    values = deciding_values({field.name: getattr(config, field.name) for field in fields(config)})
+    return {name: values[name] for name in names}
 
 
 def _rung_steps(runs: Sequence[RunRecord]) -> list[int]:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from einlinear.runs.packed import absolute_paths, write_packed
-from einlinear.runs.sources import collect_records
+from einlinear.runs.packed import absolute_paths, check_replaceable, write_packed
+from einlinear.runs.sources import collect_records, without_record
 from einlinear.show.numbers import counted
 
 _SOURCES = tyro.conf.arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="(required)")
@@ -29,10 +29,15 @@ def pack(
 
     Args:
         sources: Directories of sweeps, folders of runs, single runs, or packed files.
-        out: File to write.
+        out: File to write. A packed file there is replaced if none of its runs would be lost.
     """
     records = collect_records(sources)
+    check_replaceable(out, records)
     size = write_packed(records, out)
+    left_out = len(without_record(sources, records))
+    if left_out:
+        verbs = "has no record and is" if left_out == 1 else "have no record and are"
+        print(f"note: {counted(left_out, 'run')} {verbs} left out", file=sys.stderr)
     for path in absolute_paths(records):
         print(f"note: the settings hold an absolute path: {path}", file=sys.stderr)
     print(f"packed {counted(len(records), 'run')} in {size:,} bytes")

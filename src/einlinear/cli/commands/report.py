@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
     /,
     *,
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
@@ -35,9 +35,10 @@ def report(
     """Build an HTML report from runs: frontiers, power laws, multipliers, in words and figures.
 
     Args:
-        directory: Directory of a sweep, a folder of runs, one run, a file of einlinear pack, or a
-            CSV or JSONL file of observations.
-        out: Folder to write to; by default, a folder named report in the directory.
+        source: Directory of a sweep, a folder of runs, one run, a file of einlinear pack, or a CSV
+            or JSONL file of observations.
+        out: Folder to write to; by default, a folder named report in the directory, or beside the
+            file.
         reference: Structure to compare with; by default dense, or the one with the most runs.
         linf: Limit of the laws: shared by all structures, fitted for each, or a number.
         task: Task whose runs are analysed; by default, the one with the most runs.
@@ -55,14 +56,14 @@ def report(
             rule="--port is where --watch serves the page",
             fix="add --watch, or leave --port out",
         )
-    _check_is_no_study(directory)
+    _check_is_no_study(source)
     from einlinear.reports.analyse import ReportSettings  # numpy takes a while to load
 
     settings = ReportSettings(reference, _linf(linf), task, level, resamples, seed, times)
     if watch:
-        _follow(directory, out, settings, port or 0)
+        _follow(source, out, settings, port or 0)
     else:
-        make_report(directory, out, settings)
+        make_report(source, out, settings)
 
 
 def _check_is_no_study(path: Path) -> None:

@@ -46,8 +46,9 @@ def sweep(
     """Train all runs of a study: prints the plan, then the progress of each run.
 
     A study is a TOML file. [base] holds settings of einlinear train; [grid] holds lists of them, of
-    which every combination is trained. Give flops instead of steps to set a budget for each run.
-    Interrupt it at any time and rerun it to resume. Several sweeps on one directory share the runs.
+    which every combination is trained; a key such as "width, steps" holds settings that vary
+    together. Give flops instead of steps to set a budget for each run. Interrupt it at any time and
+    rerun it to resume. Several sweeps on one directory share the runs.
 
     Args:
         study: File of the study.
@@ -176,6 +177,10 @@ def _print_plan(plan: SweepPlan) -> None:
         rows.append(row)
     head = ("structure", "width", "depth", "runs", "done", "FLOPs", "time of one")
     print(text_table(head, rows, width=columns()) + "\n")
+    if plan.num_given:
+        verb = "belongs" if plan.num_belonging == 1 else "belong"
+        records = counted(plan.num_given, "given record")
+        print(f"{plan.num_belonging} of {records} {verb} to this study")
     print(_plan_line(plan))
     print(f"writes to {plan.out}")
 
@@ -192,7 +197,7 @@ def _plan_line(plan: SweepPlan) -> str:
     if plan.finished:
         line += f"; {len(plan.finished)} are done, {left} to go"
     if plan.restored:
-        line += f"; records that are given: {len(plan.restored)}"
+        line += f"; {len(plan.restored)} from --records"
     if plan.steps_done:
         line += f"; {counted(len(plan.steps_done), 'run')} will resume from a checkpoint"
     if not left:
