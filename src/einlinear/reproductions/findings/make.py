@@ -15,7 +15,8 @@ from typing import cast
 
 from markupsafe import Markup
 
-from einlinear.bench.replay.summary import SUMMARY, read_summary
+from einlinear.bench.replay.summary import SUMMARY, read_summary, replay_summary, write_summary
+from einlinear.bench.replay.tables import RunTable
 from einlinear.files.whole import write_whole
 from einlinear.reproductions.findings.evidence import Evidence, label_of, read_evidence
 from einlinear.reproductions.findings.figures import (
@@ -51,6 +52,7 @@ from einlinear.reproductions.findings.sections import (
     variations,
 )
 from einlinear.reproductions.findings.verdicts import SAME
+from einlinear.runs.config import RunConfig
 from einlinear.show.numbers import FLOPS_PER_MAC, amount, counted, short
 from einlinear.show.pages import finite, render
 
@@ -248,12 +250,26 @@ def _numbers(evidence: Evidence, found: Findings) -> dict[str, object]:
     return cast(dict[str, object], finite(plain))
 
 
+def replay_study(folder: Path, seeds: int) -> None:
+    """Replay the search on the structures of the study, and keep the result beside the records.
+
+    Layers with another start than the default are left out: a search does not know them.
+    """
+    records = read_evidence(folder).records["structures"]
+    usual = RunConfig().factor_init
+    table = RunTable.from_records(r for r in records if r.config.factor_init == usual)
+    write_summary(replay_summary(table, seeds), folder / SUMMARY)
+
+
 def main() -> None:
     """Make the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="packed records and what else was measured")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--replay", type=int, metavar="SEEDS", help="replay the search first")
     given = parser.parse_args()
+    if given.replay is not None:
+        replay_study(given.folder, given.replay)
     print(make_findings(given.folder, given.out))
 
 

@@ -284,9 +284,11 @@ def _calibrated(summary: ReplaySummary) -> list[str]:
     found = []
     for row in summary.calibrations:
         if row.bend is None:
+            side = "higher" if row.bias > 0 else "lower"
             found.append(
-                f"Hidden from it, the {row.hidden} of all structures: {row.held} of {row.count} "
-                f"losses ({100 * row.held / row.count:.0f} %) are within its 90 % intervals; on "
-                f"average losses are {100 * row.bias:+.2f} % off."
+                f"If the {row.hidden} of all structures are hidden from the law of the search, "
+                f"{row.held} of {row.count} hidden losses ({100 * row.held / row.count:.0f} %) are "
+                f"within its 90 % intervals; on average they are {100 * abs(row.bias):.1f} % {side} "
+                "than predicted."
             )
     return found
