@@ -35,6 +35,10 @@ PARAMETRIZATIONS = {
     "naive": "usual weights, one rate",
     "mup": "µP",
 }
+_HIDDEN = {
+    "largest size": "the largest size of each structure is",
+    "last rungs": "the ends of all runs are",
+}
 _CHANGES = {"omega": "ω from 0 to ½", "psi": "ψ from 1 to ½", "nu": "ν from 1 to ½"}
 
 
@@ -286,9 +290,9 @@ def _calibrated(summary: ReplaySummary) -> list[str]:
         if row.bend is None:
             side = "higher" if row.bias > 0 else "lower"
             found.append(
-                f"If the {row.hidden} of all structures are hidden from the law of the search, "
-                f"{row.held} of {row.count} hidden losses ({100 * row.held / row.count:.0f} %) are "
-                f"within its 90 % intervals; on average they are {100 * abs(row.bias):.1f} % {side} "
-                "than predicted."
+                f"If {_HIDDEN[row.hidden]} hidden from the law of the search, {row.held} of "
+                f"{row.count} hidden losses ({100 * row.held / row.count:.0f} %) are within its "
+                f"90 % intervals; on average they are {100 * abs(row.bias):.1f} % {side} than "
+                "predicted."
             )
     return found
