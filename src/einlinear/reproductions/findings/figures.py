@@ -29,6 +29,7 @@ _ON_DARK = {
     COLORS["full"]: "#a78bfa",
     COLORS["experts"]: "#60a5fa",
 }
+_COLUMNS = 2  # of panels
 _LEAST_SHOWN = 0.1  # intervals that reach lower are cut off
 _WIDE = 15  # from this range on, there are fewer ticks
 _SHADES = (1.0, 0.78, 0.6, 0.45, 0.32)
@@ -144,9 +145,13 @@ def draw_curves(panels: Sequence[CurvePanel], reference: str, path: Path) -> Pat
     check_matplotlib()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.3 * len(panels) + 0.4, 3.5), layout="constrained", facecolor="white")
-    grid = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
-    for axes, panel in zip(grid, panels, strict=True):
+    rows = -(-len(panels) // _COLUMNS)
+    size = 3.9 * _COLUMNS + 0.4, 3.2 * rows + 0.2
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    grid = figure.subplots(rows, _COLUMNS, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
         data, laws = panel.data, panel.laws
         _draw_law(axes, data, laws, reference, "dense", GRAY)
         shown = {name: text for name, text in panel.names.items() if name in data.structures}
@@ -161,11 +166,14 @@ def draw_curves(panels: Sequence[CurvePanel], reference: str, path: Path) -> Pat
         axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
         axes.set_title(panel.title, fontsize=9.5, color=INK, loc="left")
-        axes.set_xlabel("training FLOPs", fontsize=8.5, color=INK)
         _bare(axes)
         axes.grid(color=FAINT, linewidth=0.6)
-        axes.legend(frameon=False, fontsize=7.5, labelcolor=INK, handlelength=1.4)
-    grid[0].set_ylabel("validation loss, nats per symbol", fontsize=8.5, color=INK)
+        place: Any = {"loc": "lower left", "frameon": False, "labelcolor": INK}
+        axes.legend(fontsize=7.5, handlelength=1.4, **place)
+    for axes in grid[-1]:
+        axes.set_xlabel("training FLOPs", fontsize=8.5, color=INK)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("validation loss, nats per symbol", fontsize=8.5, color=INK)
     return save_figure(figure, path, dark=_ON_DARK)
 
 

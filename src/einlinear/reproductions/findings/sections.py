@@ -114,8 +114,8 @@ def meetings(found: Findings) -> str:
 
 
 def ratio_list(finding: Finding) -> str:
-    """The ratios of a finding, for the summary."""
-    return "; ".join(f"{row.text} {in_brackets(row.judged.ratio)}" for row in finding.rows)
+    """The ratios of a finding, a line for each, for the summary."""
+    return "<br>".join(f"{row.text}: {in_brackets(row.judged.ratio)}" for row in finding.rows)
 
 
 def learning_rates(found: Findings) -> Section:
