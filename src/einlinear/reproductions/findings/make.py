@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import cast
@@ -26,7 +26,7 @@ from einlinear.reproductions.findings.figures import (
     draw_forest,
     draw_rates,
 )
-from einlinear.reproductions.findings.findings import Finding, Findings, find_all
+from einlinear.reproductions.findings.findings import Findings, find_all
 from einlinear.reproductions.findings.layers import (
     BTT,
     DENSE_LAYERS,
@@ -91,19 +91,14 @@ def _sections(evidence: Evidence, found: Findings) -> list[Section]:
     sections += [comparison(judged[key], ratio_list(judged[key])) for key in ("omega", "psi")]
     sections.append(comparison(judged["nu"], ratio_list(judged["nu"]), meetings(found)))
     if "moe" in judged:
-        sections.append(_mixture_section(judged["moe"]))
+        sections += [
+            comparison(judged[k], ratio_list(judged[k])) for k in ("moe", "moe-structures")
+        ]
     if found.drifts:
         sections.append(learning_rates(found))
     if "heads" in judged:
         sections.append(comparison(judged["heads"], ratio_list(judged["heads"])))
     return sections
-
-
-def _mixture_section(finding: Finding) -> Section:
-    chosen = [
-        row for row in finding.rows if row.paper or row.judged.ratio.reference != DENSE_LAYERS
-    ]
-    return comparison(finding, ratio_list(replace(finding, rows=tuple(chosen))))
 
 
 def _beyond(evidence: Evidence, found: Findings, folder: Path) -> list[Section]:
@@ -184,7 +179,8 @@ def _forest(found: Findings) -> dict[str, list[ForestRow]]:
                 row.by_measure.get("seconds"),
                 row.paper,
             )
-            for row in found.judged["moe"].rows
+            for key in ("moe", "moe-structures")
+            for row in found.judged[key].rows
             if row.judged.ratio.reference == DENSE_LAYERS
         ]
     return groups
