@@ -85,7 +85,10 @@ def label_of(record: RunRecord) -> str:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Read what is in a folder; studies that are not there are left out."""
+    """Read what is in a folder; studies that are not there are left out.
+
+    Landscapes may also be beside the folder, where they have a page of their own.
+    """
     records = {
         name: read_records(path)
         for name in STUDY_FILES
@@ -100,7 +103,8 @@ def read_evidence(folder: Path) -> Evidence:
     times = folder / "steps.json"
     cells = [
         cell
-        for path in sorted(folder.glob("landscape*.json"))
+        for place in (folder, folder.parent)
+        for path in sorted(place.glob("landscape*.json"))
         for cell in read_cells(parse_object(path.read_text(encoding="utf-8")))
     ]
     return Evidence(records, read_step_times(times) if times.exists() else None, tuple(cells))
