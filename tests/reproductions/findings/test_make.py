@@ -190,7 +190,7 @@ def test_a_width_that_ended_early_is_named(folder):
     assert ends == before | {"btt": replace(before["btt"], early=(64,))}
 
 
-def test_the_page_has_every_finding_and_is_made_alike(folder, tmp_path):
+def test_the_page_has_every_finding(folder, tmp_path):
     page = make_findings(folder, tmp_path / "a").read_text()
     for text in (
         "Every structure follows a power law",
@@ -203,8 +203,6 @@ def test_the_page_has_every_finding_and_is_made_alike(folder, tmp_path):
     for figure in ("findings.svg", "laws.svg", "rates.svg"):
         assert figure in page
         assert (tmp_path / "a" / figure).stat().st_size > 5000
-    again = make_findings(folder, tmp_path / "b").read_text()
-    assert again == page
     numbers = json.loads((tmp_path / "a" / "findings.json").read_text())
     assert numbers["findings"]["omega"]["verdict"] == "reproduced"
 
