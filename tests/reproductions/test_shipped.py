@@ -77,7 +77,7 @@ def test_costs_are_counted_by_another_road():
             of_a_step = 6 * cost.counts.macs * cost.units_per_step
             flops += of_a_step * round(cell.flops / of_a_step)
     stored = stored_costs()["heads", "cpu"]
-    assert stored.runs == len(study.cells) == 2 * 5 * len(seeds)
+    assert stored.runs == len(study.cells) == 3 * 5 * len(seeds)
     assert stored.flops == flops * len(seeds)
     assert stored == count_costs(study)
 
@@ -167,16 +167,20 @@ def test_the_experts_of_other_structures(scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_heads_are_the_only_difference(scale):
     cells = shipped_study(REPRODUCTIONS["heads"], scale).cells
-    sides = {
-        flag: {
-            tuple(sorted((k, str(v)) for k, v in cell.settings.items() if k != "head_aligned"))
+    readings = {(cell.config.head_aligned, cell.config.head_axis) for cell in cells}
+    apart = ("head_aligned", "head_axis")
+    sides = [
+        {
+            tuple(sorted((k, str(v)) for k, v in cell.settings.items() if k not in apart))
             for cell in cells
-            if cell.config.head_aligned is flag
+            if (cell.config.head_aligned, cell.config.head_axis) == reading
         }
-        for flag in (False, True)
-    }
-    assert sides[False] == sides[True]
-    assert len(cells) == 2 * len(sides[True])
+        for reading in readings
+    ]
+    assert all(side == sides[0] for side in sides)
+    assert len(cells) == len(readings) * len(sides[0])
+    assert {(False, "shared"), (True, "shared")} <= readings
+    assert ((True, "own") in readings) == (scale == "cpu")
 
 
 @pytest.mark.slow
