@@ -106,7 +106,7 @@ def _beyond(evidence: Evidence, found: Findings, folder: Path) -> list[Section]:
     sections = [exponent_effects(found)]
     if evidence.times is not None:
         sections.insert(0, in_seconds(found, evidence))
-    if "moe" in evidence.records:
+    if set(PLACES) <= set(map(label_of, evidence.records.get("moe", ()))):
         pairs = [(name, DENSE_LAYERS) for name in PLACES]
         title = "Which layers should have experts?"
         intro = "Two active experts of 8, BTT in all layers; the experts in some of them only."
@@ -115,7 +115,7 @@ def _beyond(evidence: Evidence, found: Findings, folder: Path) -> list[Section]:
         pairs = [(f"{name} muon", name) for name in (DENSE_LAYERS, BTT)]
         pairs += [(f"{BTT} muon", f"{DENSE_LAYERS} muon")]
         title = "Muon against AdamW"
-        intro = "Four learning rates each, on a seed of its own; the best of each is used here."
+        intro = "Each with the best of the learning rates below, tuned alike."
         sections.append(variations(evidence, "muon", pairs, title, intro))
     for task, title in (("pixels", "On pixels"), ("regression", "On a random teacher")):
         if task in evidence.records:
