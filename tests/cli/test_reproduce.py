@@ -87,15 +87,15 @@ def test_a_small_one_from_beginning_to_page(capsys, tmp_path):
     words = ["reproduce", "heads", "--out", str(out), "--settings", *TINY, "--executor", "inline"]
     code, printed, err = run(capsys, *words)
     assert code == 0, err
-    assert "4 runs finished, 0 of them diverged; 0 failed" in printed
+    assert "6 runs finished, 0 of them diverged; 0 failed" in printed
     assert f"wrote {out / 'report' / 'index.html'}" in printed
     assert "next: " not in printed
     assert (out / "report" / "index.html").stat().st_size > 10_000
     records = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/record.json")}
-    assert len(records) == 4
+    assert len(records) == 6
     code, printed, err = run(capsys, *words)
     assert code == 0, err
-    assert "4 are done, 0 to go" in printed
+    assert "6 are done, 0 to go" in printed
     assert records == {path: path.stat().st_mtime_ns for path in records}
 
 
@@ -111,7 +111,7 @@ def test_a_run_that_fails_is_shown_and_the_others_are_reported(capsys, tmp_path)
     (out / "report" / "index.html").unlink()
     code, printed, _ = run(capsys, *words)
     assert code == 1
-    assert "3 runs finished, 0 of them diverged; 1 failed" in printed
+    assert "5 runs finished, 0 of them diverged; 1 failed" in printed
     assert (out / "report" / "index.html").exists()
 
 
