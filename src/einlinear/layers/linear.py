@@ -13,6 +13,9 @@ from einlinear.layers.eager import multiply_eagerly
 from einlinear.layers.engine import compiled
 from einlinear.layers.machine import room_for
 from einlinear.layers.norm import normalised
+from einlinear.layers.projection.metric import Metric
+from einlinear.layers.projection.moments import Moments
+from einlinear.layers.projection.project import project
 from einlinear.layers.reference import dense_weight
 from einlinear.layers.scaling import FactorInit, Scaling, factor_scaling, vector_scaling
 from einlinear.layers.variants import choose_variant, fitting_variants, multiply
@@ -76,6 +79,72 @@ class EinsumLinear(nn.Module):
             empty = torch.empty(self.out_features, device=device, dtype=dtype)
         self.bias = nn.Parameter(empty) if bias else None
         self.reset_parameters()
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        structure: Structure | str,
+        *,
+        calibration: Tensor | Moments | None = None,
+    ) -> EinsumLinear:
+        """Return the structured layer that is closest to a dense one; the bias is copied.
+
+        The layer has no weight normalisation, which would shrink the factors.
+
+        Args:
+            linear: the dense layer; it stays as it is.
+            structure: a Structure, or text like "btt(rank=2)".
+            calibration: inputs of the dense layer, a tensor of shape (..., in_features) or their
+                Moments. With them, the outputs for such inputs are closest; without, the weights.
+        """
+        if not isinstance(linear, nn.Linear):
+            raise EinlinearError(
+                what=f"the layer to start from is {type(linear).__name__}",
+                rule="from_linear takes an nn.Linear",
+                fix='for whole models, use el.convert_(model, rules, init="project")',
+            )
+        weight = linear.weight
+        layer = cls(
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            structure=structure,
+            weight_norm=False,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        inputs = calibration
+        if isinstance(calibration, Tensor):
+            inputs = Moments(linear.in_features, weight.device)
+            inputs.add(calibration)
+        layer.project_(weight, Metric(inputs.mean if isinstance(inputs, Moments) else None))
+        if layer.bias is not None:
+            layer.bias.data.copy_(linear.bias.data)
+        layer.requires_grad_(weight.requires_grad)
+        return layer.train(linear.training)
+
+    @torch.no_grad()
+    def project_(self, weight: Tensor, metric: Metric | None = None) -> float:
+        """Set the factors to those whose matrix is closest to a dense weight; return the error.
+
+        Args:
+            weight: the dense weight, laid out like nn.Linear.weight.
+            metric: what errors count; the Frobenius norm if left out.
+
+        Returns:
+            The share of the squared norm of the weight that is lost.
+        """
+        if self.weight_norm:
+            raise EinlinearError(
+                what="the layer has weight normalisation",
+                rule="a projected weight needs factors of any size; normalisation shrinks them",
+                fix="create the layer with weight_norm=False",
+            )
+        found = project(self.plan, weight, metric)
+        for name, factor in found.factors.items():
+            getattr(self, name).data.copy_(factor)
+        return found.error
 
     @property
     def structure(self) -> Structure:

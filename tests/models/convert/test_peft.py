@@ -48,6 +48,9 @@ def test_layers_of_an_adapter_are_refused(peft):
         "convert the model before you add adapters: what they have learned, merged or not, is lost "
         'with the weights; or give init="fresh"'
     )
+    with pytest.raises(el.EinlinearError, match="inside adapters") as error:
+        el.convert_(model, "btt", init="project")
+    assert error.value.fix.startswith("merge the adapters")
     after = dict(model.named_parameters())
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -98,6 +98,20 @@ class LayerNote:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerFit:
+    """How close a projected layer is to the dense one.
+
+    error: the share of the squared weight that is lost; with calibration, of the squared outputs.
+    samples: how many vectors of input calibration saw. is_enough: whether at least the width.
+    """
+
+    names: LayerNames
+    error: float
+    samples: int = 0
+    is_enough: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Unseen:
     """A module with parameters that is not a linear layer, so no rule applies to it."""
 
@@ -119,6 +133,7 @@ class Conversion:
     unmarked_source: the checkpoint, quoted, that the config names although no weight is marked as
         loaded. Either the model was built from this config, or it is a copy of a part of a loaded
         model; convert_ cannot tell which. "" if there is none.
+    fits: how close projected layers are to the dense ones. is_calibrated: whether on given inputs.
     """
 
     swaps: tuple[Swap, ...]
@@ -127,6 +142,8 @@ class Conversion:
     unseen: tuple[Unseen, ...] = ()
     lost: tuple[LayerNote, ...] = ()
     unmarked_source: str = ""
+    fits: tuple[LayerFit, ...] = ()
+    is_calibrated: bool = False
 
     @property
     def params_before(self) -> int:
@@ -183,7 +200,11 @@ class Conversion:
         If names are too long, layers are listed under the modules that hold them.
         """
         sections = {
-            shown: grouped((swap.names, _facts(swap)) for swap in self.swaps if swap.shown == shown)
+            shown: grouped(
+                (swap.names, _facts(swap, self._error(swap)))
+                for swap in self.swaps
+                if swap.shown == shown
+            )
             for shown in dict.fromkeys(swap.shown for swap in self.swaps)
         }
         params = _change(self.params_before, self.params_after)
@@ -205,12 +226,33 @@ class Conversion:
         body = lines(is_split=len(rule) > _WIDTH)
         return text_table(head, body, left=len(head), width=_WIDTH)
 
+    def _error(self, swap: Swap) -> str:
+        """What a projected layer loses: "loses 12 %"."""
+        fit = next((fit for fit in self.fits if fit.names == swap.names), None)
+        return f"loses {100 * fit.error:.2g} %" if fit is not None else ""
+
+    def _about_weights(self) -> list[str]:
+        """Where the new weights come from."""
+        if not self.fits:
+            return ["weights: randomly initialised, biases 0"]
+        lost = "outputs on the calibration batches" if self.is_calibrated else "weights"
+        notes = [f"weights: projected; losses are shares of the squared {lost}; biases as before"]
+        few = [fit for fit in self.fits if not fit.is_enough]
+        if few:
+            most = max(few, key=lambda fit: fit.samples)
+            notes.append(
+                f"too few calibration inputs for {layer_list([fit.names for fit in few], 5)}: "
+                f"at most {most.samples:,}, and a layer needs as many as it has inputs, better ten "
+                "times as many"
+            )
+        return notes
+
     def _notes(self) -> list[str]:
         """Return what is left alone, and what happens to the weights."""
         left = grouped((layer.names, (layer.reason,)) for layer in self.left)
         notes = [f"left alone: {name} ({reason})" for name, (reason,) in left]
         notes += _shares(self.unseen, self.model_params_before)
-        notes.append("weights: randomly initialised, biases 0")
+        notes += self._about_weights()
         for reason, layers in self.lost_by_reason.items():
             which = "all" if len(layers) == len(self.swaps) else layer_list(layers)
             notes.append(f"trained weights that are lost: {which} ({reason})")
@@ -222,13 +264,13 @@ class Conversion:
         return notes
 
 
-def _facts(swap: Swap) -> tuple[str, ...]:
+def _facts(swap: Swap, error: str) -> tuple[str, ...]:
     padding = [f"{side} +{n}" for side, n in zip(("in", "out"), swap.padding, strict=True) if n]
     return (
         f"{swap.d_in} -> {swap.d_out}",
         _change(swap.params_before, swap.params_after),
         _change(2 * swap.macs_before, 2 * swap.macs_after),
-        ", ".join(["grows"] * swap.grows + padding),
+        ", ".join([error] * bool(error) + ["grows"] * swap.grows + padding),
     )
 
 

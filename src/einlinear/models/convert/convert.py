@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -16,13 +16,25 @@ from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.moe.routing import Routed
 from einlinear.layers.scaling import FactorInit
 from einlinear.models.attention import ProjectedAttention
-from einlinear.models.convert.conversion import Conversion, LayerNote, Swap, Unseen
+from einlinear.models.convert.calibration import (
+    LayerMoments,
+    LossOf,
+    Weighting,
+    measure_moments,
+)
+from einlinear.models.convert.conversion import Conversion, LayerFit, LayerNote, Swap, Unseen
 from einlinear.models.convert.experts import Experts
 from einlinear.models.convert.heads import Heads
 from einlinear.models.convert.names import LayerNames, grouped, layer_list, patterns_for
 from einlinear.models.convert.rules import RuleChoice, Rules, choose_rules, read_rules
 from einlinear.models.survey.obstacles import ADAPTER
-from einlinear.models.survey.sites import Site, find_sites, output_heads, structured_names
+from einlinear.models.survey.sites import (
+    Site,
+    dense_parameters,
+    find_sites,
+    output_heads,
+    structured_names,
+)
 from einlinear.models.survey.trained import checkpoints, unmarked_source, why_trained
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
@@ -42,15 +54,19 @@ def convert_(
     *,
     where: LayerFilter | None = None,
     init: str | None = None,
-    weight_norm: bool = True,
+    calibration: Iterable[Any] | None = None,
+    weighting: Weighting = "both",
+    loss: LossOf | None = None,
+    weight_norm: bool | None = None,
     factor_init: FactorInit = "spectral",
 ) -> Conversion:
     """Replace linear layers of a model by structured ones, in place; return what was done.
 
-    The new layers are randomly initialised: what the old ones had learned is lost. A layer whose
-    weights look trained therefore raises an error unless init="fresh". The new layers keep device,
-    dtype, training flag, requires_grad, and whether there is a bias. If any layer cannot be
-    replaced, nothing is changed. Create the optimizer afterwards, because the parameters are new.
+    By default the new layers are randomly initialised: what the old ones had learned is lost. A
+    layer whose weights look trained therefore raises an error unless you choose: init="project"
+    starts from the old weights, init="fresh" gives them up. The new layers keep device, dtype,
+    training flag, requires_grad, and whether there is a bias. If any layer cannot be replaced,
+    nothing is changed. Create the optimizer afterwards, because the parameters are new.
 
     Args:
         model: any module that contains linear layers: nn.Linear, the Conv1D of Hugging Face,
@@ -61,20 +77,62 @@ def convert_(
             el.heads(...), el.moe(...), or None to leave the layer alone. An output head is only
             replaced by a pattern that matches nothing else.
         where: a further condition on the layer (or the attention that contains it) and its name.
-        init: where the new weights come from. "fresh" initialises them randomly, with biases 0,
+        init: where the new weights come from. "project" takes the factors whose matrix is closest
+            to the old weight, and the old biases. "fresh" initialises them randomly, with biases 0,
             whatever the old ones were. None, the default, does the same, but raises an error if a
             layer to replace was loaded from a checkpoint by Hugging Face, is frozen, or is part of
             a PEFT adapter.
-        weight_norm: whether the new layers normalise their factors.
+        calibration: for init="project", batches of typical inputs: tensors, tuples of arguments or
+            mappings of keyword arguments of the model. Weights are then closest in what matters
+            for such inputs. Give at least as many tokens as the widest layer has inputs.
+        weighting: what calibration looks at: "inputs" of each layer, or "both" its inputs and how
+            much the output of the model depends on its outputs, which needs a backward pass.
+        loss: for "both", the loss that matters, from the output of the model and the batch; by
+            default, any change of the output does.
+        weight_norm: whether the new layers normalise their factors; by default, unless they are
+            projected, whose factors it would shrink.
         factor_init: the standard deviation of their fresh factors, as in EinsumLinear.
     """
-    _check_init(init)
+    _check_init(init, weight_norm, calibration)
     one_of(factor_init, "factor_init", get_args(FactorInit))
+    one_of(weighting, "weighting", get_args(Weighting))
     conversion = plan_conversion(model, rules, where=where)
+    if init == "project":
+        return project_swaps_(model, conversion, calibration, weighting, loss)
     if conversion.lost and init is None:
         _refuse_to_lose(conversion.lost_by_reason)
-    apply_swaps_(model, conversion.swaps, weight_norm=weight_norm, factor_init=factor_init)
+    has_norm = weight_norm is None or weight_norm
+    apply_swaps_(model, conversion.swaps, weight_norm=has_norm, factor_init=factor_init)
     return conversion
+
+
+def project_swaps_(
+    model: nn.Module,
+    conversion: Conversion,
+    calibration: Iterable[Any] | None,
+    weighting: Weighting,
+    loss: LossOf | None,
+) -> Conversion:
+    """Replace layers by the closest structured ones; return the conversion with their errors."""
+    _check_projectable(conversion)
+    moments: dict[LayerNames, LayerMoments] = {}
+    if calibration is not None:
+        widths = {swap.names: (swap.d_in, swap.d_out) for swap in conversion.swaps}
+        moments = measure_moments(model, widths, calibration, weighting=weighting, loss=loss)
+    fits: list[LayerFit] = []
+
+    def fill(site: Site, new: nn.Module) -> None:
+        assert isinstance(new, EinsumLinear), "experts are not projected"
+        own = moments.pop(site.names, None)
+        weight, bias = dense_parameters(site)
+        error = new.project_(weight, None if own is None else own.metric)
+        if new.bias is not None and bias is not None:
+            new.bias.data.copy_(bias.detach())
+        seen = (0, True) if own is None else (own.inputs.count, own.inputs.is_enough)
+        fits.append(LayerFit(site.names, error, *seen))
+
+    apply_swaps_(model, conversion.swaps, weight_norm=False, fill=fill)
+    return replace(conversion, lost=(), fits=tuple(fits), is_calibrated=calibration is not None)
 
 
 def plan_conversion(
@@ -131,8 +189,12 @@ def apply_swaps_(
     *,
     weight_norm: bool = True,
     factor_init: FactorInit = "spectral",
+    fill: Callable[[Site, nn.Module], None] | None = None,
 ) -> None:
-    """Replace the layers; all new layers are created before the first is put in place."""
+    """Replace the layers; all new layers are created before the first is put in place.
+
+    `fill` sets the weights of a new layer from the site that it replaces.
+    """
     sites = {site.names: site for site in find_sites(model)}
     changes: list[tuple[tuple[str, ...], nn.Module]] = []
     projections: dict[int, dict[str, nn.Module]] = {}
@@ -147,6 +209,8 @@ def apply_swaps_(
                 fix="plan them again for this model",
             )
         layer = _new_layer(site, swap, weight_norm, factor_init)
+        if fill is not None:
+            fill(site, layer)
         if site.part:
             attentions[id(site.module)] = site
             projections.setdefault(id(site.module), {})[site.part] = layer
@@ -163,17 +227,44 @@ def apply_swaps_(
     _leave_fast_path_(model)
 
 
-def _check_init(init: str | None) -> None:
-    if init in (None, "fresh"):
-        return
-    is_planned = init == "project"
-    raise EinlinearError(
-        what=f"init is {quote(init)}" + ", which is not available in this version yet" * is_planned,
-        rule='new layers are randomly initialised: init="fresh"',
-        fix='give init="fresh" if the old weights may be lost, or leave init out'
-        + '; init="project", which starts from the old weights, comes in a later release'
-        * is_planned,
-    )
+def _check_init(
+    init: str | None, weight_norm: bool | None, calibration: Iterable[Any] | None
+) -> None:
+    if init not in (None, "fresh", "project"):
+        raise EinlinearError(
+            what=f"init is {quote(init)}",
+            rule='new layers start from the old weights, init="project", or randomly, init="fresh"',
+            fix="give one of the two, or leave init out",
+        )
+    if init != "project" and calibration is not None:
+        raise EinlinearError(
+            what=f"there are calibration batches, and init is {quote(init)}",
+            rule="calibration says which errors of projected weights matter",
+            fix='give init="project", or leave out calibration',
+        )
+    if init == "project" and weight_norm:
+        raise EinlinearError(
+            what='weight_norm=True with init="project"',
+            rule="normalisation would shrink projected factors, and so change the weights",
+            fix="leave out weight_norm",
+        )
+
+
+def _check_projectable(conversion: Conversion) -> None:
+    adapted = [layer for layer in conversion.lost if layer.reason.startswith(ADAPTER)]
+    if adapted:
+        raise EinlinearError(
+            what=f'init="project" inside adapters: {layer_list([a.names for a in adapted], 5)}',
+            rule="an adapter and the layer it adapts are one weight; each alone is not",
+            fix="merge the adapters into the model first, or convert the model before you add them",
+        )
+    mixed = [swap.names for swap in conversion.swaps if swap.num_experts]
+    if mixed:
+        raise EinlinearError(
+            what=f'experts with init="project": {layer_list(mixed, 5)}',
+            rule="only layers without experts can be projected",
+            fix='give a structure without experts, or init="fresh"',
+        )
 
 
 def _refuse_to_lose(lost: dict[str, list[LayerNames]]) -> NoReturn:
@@ -181,11 +272,10 @@ def _refuse_to_lose(lost: dict[str, list[LayerNames]]) -> NoReturn:
     is_adapted = any(reason.startswith(ADAPTER) for reason in lost)
     raise EinlinearError(
         what=f"trained weights would be lost: {named}",
-        rule="new layers are randomly initialised, so the model forgets what these have learned",
-        fix=f"{_BEFORE_ADAPTERS}; or "
-        * is_adapted
-        + 'give init="fresh" to replace them anyway, or the rule None for layers to keep; '
-        'init="project", which starts from the old weights, comes in a later release',
+        rule="without init, new layers start at random, and what these have learned is lost",
+        fix=f"{_BEFORE_ADAPTERS}; or give " * is_adapted
+        + 'give init="project" to start from them, ' * (not is_adapted)
+        + 'init="fresh" to replace them anyway, or the rule None for layers to keep',
     )
 
 

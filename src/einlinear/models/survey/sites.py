@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.moe.routing import Gate, Routed
-from einlinear.models.attention import PROJECTIONS, projection_params, projection_widths
+from einlinear.models.attention import (
+    PROJECTIONS,
+    projection_of,
+    projection_params,
+    projection_widths,
+)
 from einlinear.models.survey.facts import named_roles, plain_name
 from einlinear.models.survey.obstacles import Surroundings, linear_class, memory
 
@@ -71,6 +76,16 @@ def find_sites(model: nn.Module) -> tuple[Site, ...]:
         ):
             sites.append(_linear_site(module, names, widths, around))
     return tuple(sites)
+
+
+def dense_parameters(site: Site) -> tuple[Tensor, Tensor | None]:
+    """Return the weight of a layer, outputs x inputs, and its bias."""
+    if site.part:
+        assert isinstance(site.module, nn.MultiheadAttention), "a part belongs to an attention"
+        layer = projection_of(site.module, site.part)
+        return layer.get_parameter("weight"), getattr(layer, "bias", None)
+    is_transposed = linear_class(site.module) is not nn.Linear  # the Conv1D of Hugging Face
+    return site.weight.T if is_transposed else site.weight, site.bias
 
 
 def structured_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
