@@ -2,16 +2,19 @@
 
 import json
 from dataclasses import replace
+from math import inf, isnan
 from pathlib import Path
 
 import pytest
 
 import einlinear as el
+from einlinear.landscapes.cells import LandscapeCell
 from einlinear.reproductions.findings import samples as samples_module
 from einlinear.reproductions.findings.evidence import label_of, read_evidence
-from einlinear.reproductions.findings.findings import find_all
+from einlinear.reproductions.findings.findings import find_all, transfer_verdict
 from einlinear.reproductions.findings.layers import HEADS, MIXTURES, NAMES, PLACES, STRUCTURES
 from einlinear.reproductions.findings.make import make_findings
+from einlinear.reproductions.findings.rates import drifts
 from einlinear.reproductions.findings.ratios import overtakings
 from einlinear.reproductions.findings.samples import draw_laws
 from einlinear.runs.packed import write_packed
@@ -176,6 +179,25 @@ def test_drifts_are_those_of_the_best_rates(found):
     assert found.drifts["mup"].one_rate == 0
     assert found.drifts["naive"].one_rate == pytest.approx(100 * 0.5 * 0.2)
     assert found.drifts["unit"].one_rate == pytest.approx(100 * 0.5 * 0.4)
+
+
+def test_a_baseline_that_does_not_learn_has_no_drift():
+    def cell(name, width, losses):
+        return LandscapeCell(name, "dense", width, (-2, -1), losses, ((0.5,), (0.5,)))
+
+    cells = [
+        cell("mup", 64, ((1.5,), (1.4,))),
+        cell("mup", 256, ((1.5,), (1.4,))),
+        cell("unit", 64, ((1.9,), (2.0,))),
+        cell("unit", 256, ((2.31,), (inf,))),
+    ]
+    moved = drifts(cells)
+    assert (moved["mup"].mean, moved["mup"].num_learned) == (0, 2)
+    assert isnan(moved["unit"].mean)
+    assert moved["unit"].num_learned == 1
+    assert transfer_verdict(moved) == "reproduced"
+    lower = [*cells[:2], cell("unit", 64, ((0.2,), (0.1,))), cells[3]]
+    assert transfer_verdict(drifts(lower)) == "not resolved"
 
 
 def test_a_width_that_ended_early_is_named(folder):

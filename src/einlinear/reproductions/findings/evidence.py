@@ -21,7 +21,11 @@ from einlinear.runs.step_times import StepTimes, read_step_times
 Measure = Literal["flops", "linear_flops", "seconds"]
 COMPARED_BY: tuple[Measure, ...] = ("flops", "linear_flops", "seconds")
 
-STUDY_FILES = ("tuning", "structures", "moe", "heads", "muon", "pixels", "regression")
+TUNING_FILES = {"tuning": "", "pixels-tuning": "pixels", "regression-tuning": "a random teacher"}
+"""Files of packed records that only tuned learning rates, with the name of their task, if not text.
+"""
+
+STUDY_FILES = (*TUNING_FILES, "structures", "moe", "heads", "muon", "pixels", "regression")
 """Files of packed records, by the name of the study."""
 
 _ALSO = {"moe": (DENSE_LAYERS,), "heads": (BTT,), "muon": (DENSE_LAYERS, BTT)}

@@ -12,6 +12,7 @@ import numpy as np
 from einlinear.landscapes.cells import LandscapeCell
 from einlinear.laws.fit import Fit, frontier
 from einlinear.laws.observations import Observations
+from einlinear.reproductions.findings.rates import has_learned
 from einlinear.reproductions.findings.verdicts import Ratio
 from einlinear.show.plots import FAINT, INK, check_matplotlib, save_figure
 
@@ -195,7 +196,7 @@ def _shaded(color: str, share: float) -> str:
 def draw_rates(
     cells: Sequence[LandscapeCell], titles: Mapping[str, str], names: Mapping[str, str], path: Path
 ) -> Path:
-    """Write a panel for each parametrization: the best rate of each structure by width."""
+    """Write a panel for each parametrization: the best rates of structures that learn, by width."""
     check_matplotlib()
     from matplotlib.figure import Figure
 
@@ -208,11 +209,14 @@ def draw_rates(
             own = sorted(
                 (c.width, c.best + 0.07 * (place - len(structures) / 2))
                 for c in cells
-                if (c.parametrization, c.structure) == (key, structure) and c.best is not None
+                if (c.parametrization, c.structure) == (key, structure)
+                and c.best is not None
+                and has_learned(c)
             )
             label = names.get(structure, structure)
-            axes.plot(*zip(*own, strict=True), color=color, marker="o", markersize=3.5,
-                      linewidth=1.3, label=label)  # fmt: skip
+            widths, best = [width for width, _ in own], [rate for _, rate in own]
+            axes.plot(widths, best, color=color, marker="o", markersize=3.5, linewidth=1.3,
+                      label=label)  # fmt: skip
         rates = sorted({rate for c in cells if c.parametrization == key for rate in c.rates})
         axes.set_ylim(rates[0] - 0.6, rates[-1] + 0.6)
         shown = rates[:: 2 if len(rates) > 6 else 1]

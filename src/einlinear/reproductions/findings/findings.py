@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 from einlinear.laws.fit import Fit
 from einlinear.reproductions.findings.evidence import COMPARED_BY, Evidence, Measure
@@ -171,7 +172,7 @@ def find_all(evidence: Evidence) -> Findings:
         structures.samples,
         {finding.key: finding for finding in found},
         moved,
-        _transfer(moved),
+        transfer_verdict(moved),
     )
 
 
@@ -253,12 +254,18 @@ def _heads(table: Comparisons) -> Finding:
     return replace(found, verdict=any_of(row.judged for row in rows))
 
 
-def _transfer(moved: Mapping[str, RateDrift]) -> ClaimVerdict:
-    """µP transfers if its best rates move less than those of both baselines, for every seed."""
+def transfer_verdict(moved: Mapping[str, RateDrift]) -> ClaimVerdict:
+    """µP transfers if its best rates move less than those of every baseline, for every seed.
+
+    A baseline that does not learn at both ends has no drift; then µP must have the lower losses.
+    """
     if "mup" not in moved or len(moved) < 2:
         return "not resolved"
     own, others = moved["mup"], [drift for name, drift in moved.items() if name != "mup"]
-    if own.low > min(drift.high for drift in others):
+    if any(own.low > drift.high for drift in others):
         return "contradicted"
-    is_less = all(own.high < drift.low for drift in others)
+    is_less = all(
+        own.high < drift.low if isfinite(drift.mean) else own.best_loss < drift.best_loss
+        for drift in others
+    )
     return "reproduced" if is_less else "not resolved"

@@ -18,7 +18,12 @@ from markupsafe import Markup
 from einlinear.bench.replay.summary import SUMMARY, read_summary, replay_summary, write_summary
 from einlinear.bench.replay.tables import RunTable
 from einlinear.files.whole import write_whole
-from einlinear.reproductions.findings.evidence import Evidence, label_of, read_evidence
+from einlinear.reproductions.findings.evidence import (
+    TUNING_FILES,
+    Evidence,
+    label_of,
+    read_evidence,
+)
 from einlinear.reproductions.findings.figures import (
     CurvePanel,
     ForestRow,
@@ -68,7 +73,7 @@ def make_findings(folder: Path, out: Path) -> Path:
         "einlinear.reproductions",
         "findings.md",
         runs=f"{len(evidence.all_records):,}",
-        tuning=len(evidence.records.get("tuning", ())),
+        tuning=sum(len(evidence.records.get(name, ())) for name in TUNING_FILES),
         minutes=f"{evidence.core_minutes:,.0f}",
         flops=short(sum(FLOPS_PER_MAC * r.curve[-1].macs for r in evidence.all_records)),
         same=f"{SAME:g}",
@@ -210,18 +215,20 @@ def _setting(evidence: Evidence) -> Markup:
 
 
 def _rates_table(evidence: Evidence) -> Markup:
-    """The losses of all rates that were tried, the best in bold."""
-    found: dict[str, dict[float, float | None]] = {}
-    for record in evidence.records.get("tuning", ()):
-        found.setdefault(label_of(record), {})[record.config.lr] = record.final_loss
+    """The losses of all rates that were tried, and the best."""
     rows = []
-    for name in NAMES:
-        if name in found:
-            losses = dict(sorted(found[name].items()))
-            best = min(losses, key=lambda rate: losses[rate] or inf)
-            star = "\\*" if best in (min(losses), max(losses)) else ""
-            shown = [f"{rate:g}: {short(loss, 4)}" for rate, loss in losses.items()]
-            rows.append([NAMES[name], "; ".join(shown), f"{best:g}{star}"])
+    for study, task in TUNING_FILES.items():
+        found: dict[str, dict[float, float | None]] = {}
+        for record in evidence.records.get(study, ()):
+            found.setdefault(label_of(record), {})[record.config.lr] = record.final_loss
+        for name in NAMES:
+            if name in found:
+                losses = dict(sorted(found[name].items()))
+                best = min(losses, key=lambda rate: losses[rate] or inf)
+                star = "\\*" if best in (min(losses), max(losses)) else ""
+                shown = [f"{rate:g}: {short(loss, 4)}" for rate, loss in losses.items()]
+                title = f"{NAMES[name]}, {task}" if task else NAMES[name]
+                rows.append([title, "; ".join(shown), f"{best:g}{star}"])
     return table(["layers", "learning rate: loss", "best"], rows)
 
 

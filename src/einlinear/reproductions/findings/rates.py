@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, log, nan
 from statistics import fmean
 
 from einlinear.landscapes.cells import LandscapeCell
+
+LEARNED = 0.95 * log(10)
+"""A model has learned something if its loss is below this; guessing one of ten has log 10."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateDrift:
     """How far the best rate moves from the narrowest to the widest model, in doublings.
 
-    mean: over structures, at the mean loss over seeds. low, high: the same for single seeds.
+    mean: over structures that learn at both widths, at the mean loss over seeds; nan if none does.
+    low, high: the same for single seeds.
+    num_learned: cells that learn at some rate.
     most: the largest span of best rates of a structure over all widths, and the structure.
     num_open: cells whose best rate is at an end of the grid, so that the drift may be larger.
     one_rate: mean excess loss, in percent of the loss, if all cells use the best rate of the first
@@ -27,6 +32,7 @@ class RateDrift:
     high: float
     most: int
     where: str
+    num_learned: int
     num_open: int
     num_cells: int
     one_rate: float
@@ -62,29 +68,37 @@ def _drift(cells: Sequence[LandscapeCell]) -> RateDrift:
         name: sorted((c for c in cells if c.structure == name), key=_width) for name in structures
     }
     seeds = range(len(cells[0].losses[0]))
-    ends = [abs(_moved([found[0].best, found[-1].best])) for found in by.values()]
+    ends = [(found[0], found[-1]) for found in by.values()]
+    ends = [pair for pair in ends if all(map(has_learned, pair))]
+    moved = [abs(_moved([cell.best for cell in pair])) for pair in ends]
     alone = [
-        fmean(
-            abs(_moved([found[0].best_by_seed[seed], found[-1].best_by_seed[seed]]))
-            for found in by.values()
-        )
+        fmean(abs(_moved([cell.best_by_seed[seed] for cell in pair])) for pair in ends)
         for seed in seeds
-    ]
-    spans = {name: _span(cell.best for cell in found) for name, found in by.items()}
+        if ends
+    ] or [nan]
+    spans = {
+        name: _span(cell.best for cell in found if has_learned(cell)) for name, found in by.items()
+    }
     where = max(spans, key=lambda name: spans[name])
     first = by[structures[0]][0]
     excess = [_excess(cell, first.best) for cell in cells]
     return RateDrift(
-        fmean(ends),
+        fmean(moved) if moved else nan,
         min(alone),
         max(alone),
         spans[where],
         where,
+        sum(map(has_learned, cells)),
         sum(cell.is_open for cell in cells),
         len(cells),
         100 * fmean(excess),
         fmean(cell.best_loss for cell in cells),
     )
+
+
+def has_learned(cell: LandscapeCell) -> bool:
+    """Whether the loss at the best rate is better than guessing."""
+    return cell.best_loss < LEARNED
 
 
 def _width(cell: LandscapeCell) -> int:

@@ -28,7 +28,7 @@ from einlinear.reproductions.findings.page import (
     with_ends,
 )
 from einlinear.reproductions.findings.ratios import LEVEL_LOSS
-from einlinear.show.numbers import counted, listed, short
+from einlinear.show.numbers import NONE, counted, listed, short
 
 PARAMETRIZATIONS = {
     "unit": "unit weights, one rate",
@@ -123,28 +123,38 @@ def learning_rates(found: Findings) -> Section:
     rows = [
         [
             PARAMETRIZATIONS[name],
-            f"{drift.mean:.1f} ({drift.low:.1f} to {drift.high:.1f})",
-            f"{drift.most}, {NAMES.get(drift.where, drift.where)}",
+            f"{drift.num_learned} of {drift.num_cells}",
+            f"{drift.mean:.1f} ({drift.low:.1f} to {drift.high:.1f})"
+            if isfinite(drift.mean)
+            else NONE,
+            f"{drift.most}, {NAMES.get(drift.where, drift.where)}" if drift.most else "0",
             f"{drift.one_rate:.1f} %" if isfinite(drift.one_rate) else "diverges",
             short(drift.best_loss),
             f"{drift.num_open} of {drift.num_cells}",
         ]
         for name, drift in found.drifts.items()
     ]
-    head = ["parametrization", "drift", "largest", "cost of one rate", "best loss", "open"]
+    head = ["parametrization", "learn", "drift", "largest", "cost of one rate", "best loss", "open"]
     text = paragraphs(
-        "Best learning rates of multilayer perceptrons on CIFAR-10. *Drift* says how many\n"
-        "doublings the best rate moves from the narrowest to the widest model: the mean over\n"
-        "structures, and its range over single seeds. *Largest* is the largest span of best rates\n"
-        "of one structure. *Cost of one rate* says how much higher the loss is, on average, if\n"
-        "all cells use the best rate of dense at the smallest width. *Best loss* is the mean over\n"
-        "cells, each at its best rate. *Open* counts cells whose best rate is at an end of the\n"
-        "grid, so that a better one may lie beyond.",
+        "Best learning rates of multilayer perceptrons on CIFAR-10. A cell is a structure at a\n"
+        "width; *learn* counts those that do better than guessing at some rate. *Drift* says how\n"
+        "many doublings the best rate moves from the narrowest to the widest model: the mean over\n"
+        "structures that learn at both, and its range over single seeds. *Largest* is the\n"
+        "largest span of best rates of one structure. *Cost of one rate* says how much higher the\n"
+        "loss is, on average, if all cells use the best rate of dense at the smallest width.\n"
+        "*Best loss* is the mean over cells, each at its best rate. *Open* counts cells whose\n"
+        "best rate is at an end of the grid, so that a better one may lie beyond.",
         table(head, rows),
     )
     number = "best rates move by " + ", ".join(
         f"{drift.mean:.1f} doublings ({PARAMETRIZATIONS[name]})"
         for name, drift in found.drifts.items()
+        if isfinite(drift.mean)
+    )
+    number += "".join(
+        f"; {PARAMETRIZATIONS[name]}: only {drift.num_learned} of {drift.num_cells} cells learn"
+        for name, drift in found.drifts.items()
+        if not isfinite(drift.mean)
     )
     return Section(
         "Learning rates transfer under µP",
@@ -154,7 +164,8 @@ def learning_rates(found: Findings) -> Section:
         number,
         found.transfer,
         "Reproduced means that the best rate moves less under µP than in every baseline, for every "
-        "seed. The column *best loss* tells whether losses are lower, too.",
+        "seed; or that the loss is lower, if a baseline does not learn at all widths. The column "
+        "*best loss* tells whether losses are lower, too.",
         "rates.svg",
         "Best learning rate by width, for each parametrization",
     )
