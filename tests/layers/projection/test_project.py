@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cases import STRUCTURES, structures
 from einlinear import EinsumLinear, make_plan, parse
 from einlinear.layers.projection.metric import Metric, damped
-from einlinear.layers.projection.project import balanced, project
+from einlinear.layers.projection.project import balanced, project, rank_errors
 from einlinear.layers.projection.splitting import split_weight
 from einlinear.layers.reference import dense_weight
 
@@ -59,6 +59,16 @@ def test_weighted_low_rank_is_the_generalised_optimum(has_outputs):
     assert found.error < Metric(inputs, outputs).square(weight - made(plan, plain)) / float(
         scaled.square().sum()
     )
+
+
+def test_errors_of_all_ranks():
+    weight, metric = normal(14, 20), Metric(moments(20, 1), moments(14, 5))
+    found = rank_errors(weight, metric)
+    assert len(found) == 15
+    for rank in (1, 3, 14):
+        plan = make_plan(parse(f"low_rank(rank={rank})"), 20, 14)
+        assert float(found[rank]) == pytest.approx(project(plan, weight, metric).error, abs=1e-9)
+    assert float(found[0]) == 1
 
 
 def test_kronecker_is_the_rearranged_svd():

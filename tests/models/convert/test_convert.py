@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 import einlinear as el
 from einlinear.models.attention import ProjectedAttention
-from einlinear.models.convert.convert import apply_swaps_
+from einlinear.models.convert.apply import apply_swaps_
 from kit.twins import assert_same_gradients, copy_into_, shake_, structured
 
 TOL = 1e-9  # float64

@@ -17,6 +17,8 @@ from einlinear.structures.plan import Plan
 
 _PADDING = 1e-8  # what an error in the padding counts, which nobody sees; it must be positive
 
+_ROUNDING = 1e-12  # shares of a squared norm below this are errors of rounding
+
 
 @dataclass(frozen=True, slots=True)
 class Projection:
@@ -77,6 +79,25 @@ def project(
     whole = metric.square(weight_oi)
     error = metric.square(weight_oi - made_oi) / whole if whole > 0 else 0.0
     return Projection(factors, error, sweeps)
+
+
+def rank_errors(weight_oi: Tensor, metric: Metric, *, damping: float = 1e-3) -> Tensor:
+    """The share of the squared norm that the closest weight of each rank loses, from rank 0 on.
+
+    With the Cholesky roots of both weights, G = C C^T and H = K K^T, these are sums of the squared
+    singular values of C^T W K.
+    Checked by: test_project.py::test_errors_of_all_ranks.
+    """
+    scaled = weight_oi.detach().double()
+    metric = _prepared(metric, damping)
+    if metric.inputs is not None:
+        scaled = scaled @ torch.linalg.cholesky(metric.inputs)
+    if metric.outputs is not None:
+        scaled = torch.linalg.cholesky(metric.outputs).mT @ scaled
+    squares = torch.linalg.svdvals(scaled).square()
+    kept = torch.cat([squares.new_zeros(1), squares.cumsum(0)])
+    lost = 1 - kept / kept[-1].clamp(min=1e-300)
+    return torch.where(lost > _ROUNDING, lost, 0.0)
 
 
 def balanced(plan: Plan, factors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn, get_args
 
 from torch import nn
@@ -12,17 +11,16 @@ from torch.nn.parameter import is_lazy
 
 from einlinear.errors import EinlinearError, quote
 from einlinear.layers.linear import EinsumLinear
-from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.moe.routing import Routed
 from einlinear.layers.scaling import FactorInit
-from einlinear.models.attention import ProjectedAttention
+from einlinear.models.convert.apply import apply_swaps_, check_projectable, project_swaps_
+from einlinear.models.convert.budget import BudgetUnit, Costs, check_budget, within_budget
 from einlinear.models.convert.calibration import (
-    LayerMoments,
     LossOf,
     Weighting,
     measure_moments,
 )
-from einlinear.models.convert.conversion import Conversion, LayerFit, LayerNote, Swap, Unseen
+from einlinear.models.convert.conversion import Conversion, LayerNote, Swap, Unseen
 from einlinear.models.convert.experts import Experts
 from einlinear.models.convert.heads import Heads
 from einlinear.models.convert.names import LayerNames, grouped, layer_list, patterns_for
@@ -30,12 +28,12 @@ from einlinear.models.convert.rules import RuleChoice, Rules, choose_rules, read
 from einlinear.models.survey.obstacles import ADAPTER
 from einlinear.models.survey.sites import (
     Site,
-    dense_parameters,
     find_sites,
     output_heads,
     structured_names,
 )
 from einlinear.models.survey.trained import checkpoints, unmarked_source, why_trained
+from einlinear.structures.named import low_rank
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
 from einlinear.structures.values import one_of
@@ -50,10 +48,13 @@ LayerFilter = Callable[[nn.Module, str], bool]
 
 def convert_(
     model: nn.Module,
-    rules: Rules,
+    rules: Rules | None = None,
     *,
     where: LayerFilter | None = None,
     init: str | None = None,
+    budget: float | None = None,
+    unit: BudgetUnit = "flops",
+    tokens: int = 2048,
     calibration: Iterable[Any] | None = None,
     weighting: Weighting = "both",
     loss: LossOf | None = None,
@@ -82,6 +83,12 @@ def convert_(
             whatever the old ones were. None, the default, does the same, but raises an error if a
             layer to replace was loaded from a checkpoint by Hugging Face, is frozen, or is part of
             a PEFT adapter.
+        budget: instead of rules, the share of the cost of dense layers that the new ones may have.
+            Each layer gets the rank with which all of them together lose least, or stays dense.
+            Implies init="project". Rules may name layers to leave alone: {pattern: None}.
+        unit: what the budget counts: "flops", "parameters", or "seconds" of inference, measured on
+            this machine.
+        tokens: for "seconds", how many tokens a call has.
         calibration: for init="project", batches of typical inputs: tensors, tuples of arguments or
             mappings of keyword arguments of the model. Weights are then closest in what matters
             for such inputs. Give at least as many tokens as the widest layer has inputs.
@@ -93,46 +100,27 @@ def convert_(
             projected, whose factors it would shrink.
         factor_init: the standard deviation of their fresh factors, as in EinsumLinear.
     """
+    init = "project" if budget is not None and init is None else init
     _check_init(init, weight_norm, calibration)
     one_of(factor_init, "factor_init", get_args(FactorInit))
     one_of(weighting, "weighting", get_args(Weighting))
-    conversion = plan_conversion(model, rules, where=where)
+    one_of(unit, "unit", get_args(BudgetUnit))
+    conversion = plan_conversion(model, _rules_within(rules, budget, init), where=where)
     if init == "project":
-        return project_swaps_(model, conversion, calibration, weighting, loss)
+        check_projectable(conversion)
+        moments = None
+        if calibration is not None:
+            widths = {swap.names: (swap.d_in, swap.d_out) for swap in conversion.swaps}
+            moments = measure_moments(model, widths, calibration, weighting=weighting, loss=loss)
+        if budget is not None:
+            costs = Costs(unit, tokens)
+            conversion = within_budget(model, conversion, moments or {}, budget, costs)
+        return project_swaps_(model, conversion, moments)
     if conversion.lost and init is None:
         _refuse_to_lose(conversion.lost_by_reason)
     has_norm = weight_norm is None or weight_norm
     apply_swaps_(model, conversion.swaps, weight_norm=has_norm, factor_init=factor_init)
     return conversion
-
-
-def project_swaps_(
-    model: nn.Module,
-    conversion: Conversion,
-    calibration: Iterable[Any] | None,
-    weighting: Weighting,
-    loss: LossOf | None,
-) -> Conversion:
-    """Replace layers by the closest structured ones; return the conversion with their errors."""
-    _check_projectable(conversion)
-    moments: dict[LayerNames, LayerMoments] = {}
-    if calibration is not None:
-        widths = {swap.names: (swap.d_in, swap.d_out) for swap in conversion.swaps}
-        moments = measure_moments(model, widths, calibration, weighting=weighting, loss=loss)
-    fits: list[LayerFit] = []
-
-    def fill(site: Site, new: nn.Module) -> None:
-        assert isinstance(new, EinsumLinear), "experts are not projected"
-        own = moments.pop(site.names, None)
-        weight, bias = dense_parameters(site)
-        error = new.project_(weight, None if own is None else own.metric)
-        if new.bias is not None and bias is not None:
-            new.bias.data.copy_(bias.detach())
-        seen = (0, True) if own is None else (own.inputs.count, own.inputs.is_enough)
-        fits.append(LayerFit(site.names, error, *seen))
-
-    apply_swaps_(model, conversion.swaps, weight_norm=False, fill=fill)
-    return replace(conversion, lost=(), fits=tuple(fits), is_calibrated=calibration is not None)
 
 
 def plan_conversion(
@@ -183,48 +171,26 @@ def plan_conversion(
     return Conversion(tuple(swaps), tuple(left), params, unseen, tuple(lost), source)
 
 
-def apply_swaps_(
-    model: nn.Module,
-    swaps: Iterable[Swap],
-    *,
-    weight_norm: bool = True,
-    factor_init: FactorInit = "spectral",
-    fill: Callable[[Site, nn.Module], None] | None = None,
-) -> None:
-    """Replace the layers; all new layers are created before the first is put in place.
-
-    `fill` sets the weights of a new layer from the site that it replaces.
-    """
-    sites = {site.names: site for site in find_sites(model)}
-    changes: list[tuple[tuple[str, ...], nn.Module]] = []
-    projections: dict[int, dict[str, nn.Module]] = {}
-    attentions: dict[int, Site] = {}
-    for swap in swaps:
-        site = sites.get(swap.names)
-        if site is None or (site.d_in, site.d_out) != (swap.d_in, swap.d_out) or site.obstacle:
+def _rules_within(rules: Rules | None, budget: float | None, init: str | None) -> Rules:
+    """The rules; with a budget, all layers that the rules do not leave alone, at any structure."""
+    if budget is None:
+        if rules is None:
             raise EinlinearError(
-                what=f"there is no linear layer {swap.name!r}, {swap.d_in} -> {swap.d_out}, to "
-                f"replace in {type(model).__name__}",
-                rule="swaps can only be applied to the model they were planned for",
-                fix="plan them again for this model",
+                what="there are neither rules nor a budget",
+                rule="rules say which structure each layer gets; a budget lets convert_ choose",
+                fix='give el.convert_(model, "btt"), or budget=0.5 for half of the FLOPs',
             )
-        layer = _new_layer(site, swap, weight_norm, factor_init)
-        if fill is not None:
-            fill(site, layer)
-        if site.part:
-            attentions[id(site.module)] = site
-            projections.setdefault(id(site.module), {})[site.part] = layer
-        else:
-            changes.append((site.names, layer))
-    for key, site in attentions.items():
-        assert isinstance(site.module, nn.MultiheadAttention), "a part belongs to an attention"
-        names = tuple(name.removesuffix(f".{site.part}") for name in site.names)
-        changes.append((names, ProjectedAttention(site.module, projections[key])))
-    for names, new in changes:
-        for name in names:
-            parent, _, last = name.rpartition(".")
-            model.get_submodule(parent).register_module(last, new)
-    _leave_fast_path_(model)
+        return rules
+    check_budget(budget)
+    kept: Rules = {} if rules is None else rules
+    if init != "project" or not isinstance(kept, Mapping) or any(kept.values()):
+        raise EinlinearError(
+            what=f"a budget with {f'init={quote(init)}' if init != 'project' else quote(rules)}",
+            rule="with a budget, convert_ chooses structures and projects the old weights",
+            fix="leave out init and structures; rules may name layers to keep: {pattern: None}",
+        )
+    within: dict[Any, Any] = {**kept, "*": low_rank(rank=1)}
+    return within
 
 
 def _check_init(
@@ -247,23 +213,6 @@ def _check_init(
             what='weight_norm=True with init="project"',
             rule="normalisation would shrink projected factors, and so change the weights",
             fix="leave out weight_norm",
-        )
-
-
-def _check_projectable(conversion: Conversion) -> None:
-    adapted = [layer for layer in conversion.lost if layer.reason.startswith(ADAPTER)]
-    if adapted:
-        raise EinlinearError(
-            what=f'init="project" inside adapters: {layer_list([a.names for a in adapted], 5)}',
-            rule="an adapter and the layer it adapts are one weight; each alone is not",
-            fix="merge the adapters into the model first, or convert the model before you add them",
-        )
-    mixed = [swap.names for swap in conversion.swaps if swap.num_experts]
-    if mixed:
-        raise EinlinearError(
-            what=f'experts with init="project": {layer_list(mixed, 5)}',
-            rule="only layers without experts can be projected",
-            fix='give a structure without experts, or init="fresh"',
         )
 
 
@@ -361,44 +310,3 @@ def _refuse_nothing_to_do(left: list[LayerNote]) -> NoReturn:
         "matches nothing else",
         fix="give a pattern for the layers to replace; for a head, its name: {'lm_head': ...}",
     )
-
-
-def _new_layer(
-    site: Site, swap: Swap, weight_norm: bool, factor_init: FactorInit
-) -> EinsumLinear | MoELinear:
-    """Create the structured layer with the device, dtype and flags of the dense one."""
-    make: Callable[..., EinsumLinear | MoELinear] = EinsumLinear
-    if swap.num_experts:
-        make = partial(
-            MoELinear,
-            num_experts=swap.num_experts,
-            num_active=swap.num_active,
-            expert_norm=swap.expert_norm,
-            expert_gain=swap.expert_gain,
-        )
-    new = make(
-        swap.d_in,
-        swap.d_out,
-        bias=swap.has_bias,
-        structure=swap.structure,
-        weight_norm=weight_norm,
-        factor_init=factor_init,
-        device=site.weight.device,
-        dtype=site.weight.dtype,
-    )
-    new.requires_grad_(site.weight.requires_grad)
-    if new.bias is not None and site.bias is not None:
-        new.bias.requires_grad_(site.bias.requires_grad)
-    return new.train(site.module.training)
-
-
-def _leave_fast_path_(model: nn.Module) -> None:
-    """Disable the fused inference of torch's encoder, which reads weights and skips layers."""
-    for module in model.modules():
-        if not isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
-            continue
-        if any(isinstance(inner, EinsumLinear | MoELinear) for inner in module.modules()):
-            if isinstance(module, nn.TransformerEncoder):
-                module.use_nested_tensor = False
-            else:
-                module.activation_relu_or_gelu = 0

@@ -1,0 +1,143 @@
+"""apply_swaps_: put new layers in place, with random weights or the closest to the old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+from torch import nn
+
+from einlinear.errors import EinlinearError
+from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.moe.layers import MoELinear
+from einlinear.layers.scaling import FactorInit
+from einlinear.models.attention import ProjectedAttention
+from einlinear.models.convert.calibration import LayerMoments
+from einlinear.models.convert.conversion import Conversion, LayerFit, Swap
+from einlinear.models.convert.names import LayerNames, layer_list
+from einlinear.models.survey.obstacles import ADAPTER
+from einlinear.models.survey.sites import Site, dense_parameters, find_sites
+
+
+def apply_swaps_(
+    model: nn.Module,
+    swaps: Iterable[Swap],
+    *,
+    weight_norm: bool = True,
+    factor_init: FactorInit = "spectral",
+    fill: Callable[[Site, nn.Module], None] | None = None,
+) -> None:
+    """Replace the layers; all new layers are created before the first is put in place.
+
+    `fill` sets the weights of a new layer from the site that it replaces.
+    """
+    sites = {site.names: site for site in find_sites(model)}
+    changes: list[tuple[tuple[str, ...], nn.Module]] = []
+    projections: dict[int, dict[str, nn.Module]] = {}
+    attentions: dict[int, Site] = {}
+    for swap in swaps:
+        site = sites.get(swap.names)
+        if site is None or (site.d_in, site.d_out) != (swap.d_in, swap.d_out) or site.obstacle:
+            raise EinlinearError(
+                what=f"there is no linear layer {swap.name!r}, {swap.d_in} -> {swap.d_out}, to "
+                f"replace in {type(model).__name__}",
+                rule="swaps can only be applied to the model they were planned for",
+                fix="plan them again for this model",
+            )
+        layer = _new_layer(site, swap, weight_norm, factor_init)
+        if fill is not None:
+            fill(site, layer)
+        if site.part:
+            attentions[id(site.module)] = site
+            projections.setdefault(id(site.module), {})[site.part] = layer
+        else:
+            changes.append((site.names, layer))
+    for key, site in attentions.items():
+        assert isinstance(site.module, nn.MultiheadAttention), "a part belongs to an attention"
+        names = tuple(name.removesuffix(f".{site.part}") for name in site.names)
+        changes.append((names, ProjectedAttention(site.module, projections[key])))
+    for names, new in changes:
+        for name in names:
+            parent, _, last = name.rpartition(".")
+            model.get_submodule(parent).register_module(last, new)
+    _leave_fast_path_(model)
+
+
+def project_swaps_(
+    model: nn.Module, conversion: Conversion, moments: dict[LayerNames, LayerMoments] | None
+) -> Conversion:
+    """Replace layers by the closest structured ones; return the conversion with their errors."""
+    fits: list[LayerFit] = []
+
+    def fill(site: Site, new: nn.Module) -> None:
+        assert isinstance(new, EinsumLinear), "experts are not projected"
+        own = None if moments is None else moments.pop(site.names)
+        weight, bias = dense_parameters(site)
+        error = new.project_(weight, None if own is None else own.metric)
+        if new.bias is not None and bias is not None:
+            new.bias.data.copy_(bias.detach())
+        seen = (0, True) if own is None else (own.inputs.count, own.inputs.is_enough)
+        fits.append(LayerFit(site.names, error, *seen))
+
+    apply_swaps_(model, conversion.swaps, weight_norm=False, fill=fill)
+    return replace(conversion, lost=(), fits=tuple(fits), is_calibrated=moments is not None)
+
+
+def check_projectable(conversion: Conversion) -> None:
+    """Raise an error unless all layers to replace can start from the old weights."""
+    adapted = [layer for layer in conversion.lost if layer.reason.startswith(ADAPTER)]
+    if adapted:
+        raise EinlinearError(
+            what=f'init="project" inside adapters: {layer_list([a.names for a in adapted], 5)}',
+            rule="an adapter and the layer it adapts are one weight; each alone is not",
+            fix="merge the adapters into the model first, or convert the model before you add them",
+        )
+    mixed = [swap.names for swap in conversion.swaps if swap.num_experts]
+    if mixed:
+        raise EinlinearError(
+            what=f'experts with init="project": {layer_list(mixed, 5)}',
+            rule="only layers without experts can be projected",
+            fix='give a structure without experts, or init="fresh"',
+        )
+
+
+def _new_layer(
+    site: Site, swap: Swap, weight_norm: bool, factor_init: FactorInit
+) -> EinsumLinear | MoELinear:
+    """Create the structured layer with the device, dtype and flags of the dense one."""
+    make: Callable[..., EinsumLinear | MoELinear] = EinsumLinear
+    if swap.num_experts:
+        make = partial(
+            MoELinear,
+            num_experts=swap.num_experts,
+            num_active=swap.num_active,
+            expert_norm=swap.expert_norm,
+            expert_gain=swap.expert_gain,
+        )
+    new = make(
+        swap.d_in,
+        swap.d_out,
+        bias=swap.has_bias,
+        structure=swap.structure,
+        weight_norm=weight_norm,
+        factor_init=factor_init,
+        device=site.weight.device,
+        dtype=site.weight.dtype,
+    )
+    new.requires_grad_(site.weight.requires_grad)
+    if new.bias is not None and site.bias is not None:
+        new.bias.requires_grad_(site.bias.requires_grad)
+    return new.train(site.module.training)
+
+
+def _leave_fast_path_(model: nn.Module) -> None:
+    """Disable the fused inference of torch's encoder, which reads weights and skips layers."""
+    for module in model.modules():
+        if not isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+            continue
+        if any(isinstance(inner, EinsumLinear | MoELinear) for inner in module.modules()):
+            if isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
+            else:
+                module.activation_relu_or_gelu = 0
