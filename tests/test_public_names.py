@@ -34,6 +34,8 @@ CONTRACT = [
     "heads",
     "moe",
     "lora",
+    "save",
+    "load",
     "param_groups",
     "scaling_table",
     "register_scaling",

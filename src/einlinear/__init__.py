@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from einlinear.models.mup.groups import scaling_table as scaling_table
     from einlinear.models.mup.init import init_ as init_
     from einlinear.models.mup.muon import Muon as Muon
+    from einlinear.models.saving.folder import load as load
+    from einlinear.models.saving.folder import save as save
     from einlinear.models.survey.scalings import register_scaling as register_scaling
     from einlinear.reports.write import ReportFiles as ReportFiles
     from einlinear.reports.write import report as report
@@ -154,6 +156,8 @@ _HOMES = {
     "init_": "models.mup.init",
     "Muon": "models.mup.muon",
     "lora": "models.convert.lora",
+    "save": "models.saving.folder",
+    "load": "models.saving.folder",
     "register_scaling": "models.survey.scalings",
     "GPT": "models.gpt",
     "generate": "models.generate",

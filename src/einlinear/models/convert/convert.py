@@ -15,12 +15,12 @@ from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.moe.routing import Routed
 from einlinear.layers.scaling import FactorInit
-from einlinear.models.attention import ProjectedAttention
 from einlinear.models.convert.conversion import Conversion, LayerNote, Swap, Unseen
 from einlinear.models.convert.experts import Experts
 from einlinear.models.convert.heads import Heads
 from einlinear.models.convert.names import LayerNames, grouped, layer_list, patterns_for
 from einlinear.models.convert.rules import RuleChoice, Rules, choose_rules, read_rules
+from einlinear.models.saving.placing import keep_flags_, put_layers_
 from einlinear.models.survey.obstacles import ADAPTER
 from einlinear.models.survey.sites import Site, find_sites, output_heads, structured_names
 from einlinear.models.survey.trained import checkpoints, unmarked_source, why_trained
@@ -134,9 +134,7 @@ def apply_swaps_(
 ) -> None:
     """Replace the layers; all new layers are created before the first is put in place."""
     sites = {site.names: site for site in find_sites(model)}
-    changes: list[tuple[tuple[str, ...], nn.Module]] = []
-    projections: dict[int, dict[str, nn.Module]] = {}
-    attentions: dict[int, Site] = {}
+    layers: list[tuple[Site, nn.Module]] = []
     for swap in swaps:
         site = sites.get(swap.names)
         if site is None or (site.d_in, site.d_out) != (swap.d_in, swap.d_out) or site.obstacle:
@@ -146,21 +144,8 @@ def apply_swaps_(
                 rule="swaps can only be applied to the model they were planned for",
                 fix="plan them again for this model",
             )
-        layer = _new_layer(site, swap, weight_norm, factor_init)
-        if site.part:
-            attentions[id(site.module)] = site
-            projections.setdefault(id(site.module), {})[site.part] = layer
-        else:
-            changes.append((site.names, layer))
-    for key, site in attentions.items():
-        assert isinstance(site.module, nn.MultiheadAttention), "a part belongs to an attention"
-        names = tuple(name.removesuffix(f".{site.part}") for name in site.names)
-        changes.append((names, ProjectedAttention(site.module, projections[key])))
-    for names, new in changes:
-        for name in names:
-            parent, _, last = name.rpartition(".")
-            model.get_submodule(parent).register_module(last, new)
-    _leave_fast_path_(model)
+        layers.append((site, _new_layer(site, swap, weight_norm, factor_init)))
+    put_layers_(model, layers)
 
 
 def _check_init(init: str | None) -> None:
@@ -296,19 +281,5 @@ def _new_layer(
         device=site.weight.device,
         dtype=site.weight.dtype,
     )
-    new.requires_grad_(site.weight.requires_grad)
-    if new.bias is not None and site.bias is not None:
-        new.bias.requires_grad_(site.bias.requires_grad)
-    return new.train(site.module.training)
-
-
-def _leave_fast_path_(model: nn.Module) -> None:
-    """Disable the fused inference of torch's encoder, which reads weights and skips layers."""
-    for module in model.modules():
-        if not isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
-            continue
-        if any(isinstance(inner, EinsumLinear | MoELinear) for inner in module.modules()):
-            if isinstance(module, nn.TransformerEncoder):
-                module.use_nested_tensor = False
-            else:
-                module.activation_relu_or_gelu = 0
+    keep_flags_(new, site)
+    return new
