@@ -36,6 +36,7 @@ CONTRACT = [
     "lora",
     "save",
     "load",
+    "model_card",
     "param_groups",
     "scaling_table",
     "register_scaling",

@@ -21,6 +21,7 @@ from einlinear.models.convert.heads import Heads
 from einlinear.models.convert.names import LayerNames, grouped, layer_list, patterns_for
 from einlinear.models.convert.rules import RuleChoice, Rules, choose_rules, read_rules
 from einlinear.models.saving.placing import keep_flags_, put_layers_
+from einlinear.models.saving.pretrained import mark_pretrained_
 from einlinear.models.survey.obstacles import ADAPTER
 from einlinear.models.survey.sites import Site, find_sites, output_heads, structured_names
 from einlinear.models.survey.trained import checkpoints, unmarked_source, why_trained
@@ -74,6 +75,7 @@ def convert_(
     if conversion.lost and init is None:
         _refuse_to_lose(conversion.lost_by_reason)
     apply_swaps_(model, conversion.swaps, weight_norm=weight_norm, factor_init=factor_init)
+    mark_pretrained_(model)
     return conversion
 
 
