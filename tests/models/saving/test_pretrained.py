@@ -381,6 +381,17 @@ def test_layers_with_the_same_settings_share_an_entry(tmp_path):
     assert len(groups) == 4  # queries and outputs, keys and values, up and gate, down
 
 
+def test_weights_on_several_processes_are_refused(tmp_path):
+    model = converted()
+    model.transformer.wte.weight.ds_id = 0  # as DeepSpeed marks its parts
+    parts = ("'transformer.wte.weight' is spread", "of one process", r"el\.full_state_dict")
+    with refused(*parts):
+        model.save_pretrained(tmp_path / "first")
+    with refused(*parts):
+        el.save(model, tmp_path / "second")
+    assert not list(tmp_path.glob("*/*"))
+
+
 def test_el_save_takes_models_of_hugging_face_too(tmp_path):
     model = converted()
     el.save(model, tmp_path)

@@ -28,7 +28,7 @@ from einlinear.version import __version__
 METHOD = "einlinear"
 """The name of our quantizer."""
 PRETRAINED_SCHEMA = 1
-LINE = "none. This model has layers of einlinear: add the line `import einlinear` to load it"
+LINE_TO_ADD = "none. This model has layers of einlinear: add the line `import einlinear` to load it"
 """The name of a fusion that does not exist. The error is "Unknown fusion type: none. This ..."."""
 
 
@@ -69,14 +69,14 @@ def describe_in_config_(model: nn.Module) -> None:
     """Write the structured layers that a Hugging Face model has now to its config."""
     config: Any = model.config
     config.quantization_config = describe_pretrained(model)
-    config.fusion_config = {**(getattr(config, "fusion_config", None) or {}), LINE: True}
+    config.fusion_config = {**(getattr(config, "fusion_config", None) or {}), LINE_TO_ADD: True}
 
 
 def forget_line_(config: Any) -> None:
     """Remove the fusion that does not exist from a config."""
     asked = getattr(config, "fusion_config", None)
-    if isinstance(asked, Mapping) and LINE in asked:
-        config.fusion_config = {name: value for name, value in asked.items() if name != LINE}
+    if isinstance(asked, Mapping) and LINE_TO_ADD in asked:
+        config.fusion_config = {name: value for name, value in asked.items() if name != LINE_TO_ADD}
         if not config.fusion_config:
             del config.fusion_config
 

@@ -31,6 +31,7 @@ from einlinear.models.saving.pretrained import (
 )
 from einlinear.models.saving.restore import restore_layers_
 from einlinear.models.saving.saved_layer import SavedLayer, describe_layers
+from einlinear.models.saving.weights import check_whole
 from einlinear.version import __version__
 
 
@@ -135,8 +136,10 @@ class EinlinearQuantizer(HfQuantizer):
         """Return the tensors to save; describe the layers that the model has now in its config."""
         if getattr(model, "_hf_peft_config_loaded", False):  # only adapters are saved
             return None, {}
-        describe_in_config_(model)
         own: nn.Module = model
+        if getattr(model.config, "distributed_config", None) is None:
+            check_whole(own)  # transformers takes no gathered weights from a quantizer's caller
+        describe_in_config_(model)
         return {**own.state_dict(), **placeholders(describe_layers(own))}, {}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ def distinct_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str
 
     The second value maps each other name to the name in the first.
     """
+    check_whole(model)
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[Hashable, str] = {}
@@ -31,10 +31,28 @@ def distinct_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str
             tensors[name] = tensor.detach()
         else:
             tied[name] = kept
-    for name, module in model.named_modules():
-        if isinstance(module, Routed) and module.shard is not None:
-            _refuse_sharded(name)
     return tensors, tied
+
+
+def check_whole(model: nn.Module) -> None:
+    """Refuse a model whose weights are spread over several processes."""
+    named = [name for name, tensor in model.named_parameters() if _is_part(tensor)]
+    named += [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, Routed) and module.shard is not None
+    ]
+    if named:
+        raise EinlinearError(
+            what=f"{named[0]!r} is spread over several processes",
+            rule="a model is saved with the weights of one process",
+            fix="gather them with el.full_state_dict(model), load them into a model that is not "
+            "sharded, and save that",
+        )
+
+
+def _is_part(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor) or hasattr(tensor, "ds_id")  # of DeepSpeed
 
 
 def set_tensors_(
@@ -93,8 +111,6 @@ def _memory(tensor: Tensor) -> Hashable:
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
-    if isinstance(tensor, DTensor):
-        _refuse_sharded(name)
     if not can_write(tensor):
         raise EinlinearError(
             what=f"{name!r} has the layout {tensor.layout} and dtype {tensor.dtype}",
@@ -107,15 +123,6 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
             rule="a saved model has weights; tensors on the meta device have none",
             fix="create the model on the CPU or a GPU, or load its weights first",
         )
-
-
-def _refuse_sharded(name: str) -> NoReturn:
-    raise EinlinearError(
-        what=f"{name!r} is spread over several processes",
-        rule="el.save writes the weights of one process",
-        fix="gather them with el.full_state_dict(model), load them into a model that is not "
-        "sharded, and save that",
-    )
 
 
 def _check_names(own: set[str], saved: set[str]) -> None:
