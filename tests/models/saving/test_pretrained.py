@@ -292,6 +292,13 @@ def test_a_version_without_quantizers_gets_a_warning(monkeypatch):
         hook._register()
 
 
+def test_in_such_a_version_models_are_still_converted(monkeypatch):
+    monkeypatch.setitem(sys.modules, "einlinear.models.saving.quantizer", None)
+    model = gpt2()
+    el.convert_(model, "btt")
+    assert not hasattr(model.config, "quantization_config")
+
+
 def refused(what, rule, fix):
     """Expect an error of these three parts; each is a regular expression."""
     return pytest.raises(el.EinlinearError, match=f"(?s){what}.*rule: .*{rule}.*fix:  .*{fix}")
@@ -366,12 +373,16 @@ def test_the_settings_of_the_user_are_kept(tmp_path):
     assert model.config.fusion_config == {"mine": False}
 
 
-def test_layers_of_another_quantizer_are_left_to_it():
+def test_a_model_of_another_quantizer_is_not_loaded_with_random_weights(tmp_path):
     model = gpt2()
     model.hf_quantizer = others = object()
     el.convert_(model, "btt")
     assert model.hf_quantizer is others
     assert not hasattr(model.config, "quantization_config")
+    model.hf_quantizer = None
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="layers of einlinear and is quantized: it cannot be load"):
+        hf.GPT2LMHeadModel.from_pretrained(tmp_path)
 
 
 def test_layers_with_the_same_settings_share_an_entry(tmp_path):

@@ -30,6 +30,7 @@ METHOD = "einlinear"
 PRETRAINED_SCHEMA = 1
 LINE_TO_ADD = "none. This model has layers of einlinear: add the line `import einlinear` to load it"
 """The name of a fusion that does not exist. The error is "Unknown fusion type: none. This ..."."""
+_BOTH = "none. This model has layers of einlinear and is quantized: it cannot be loaded again"
 
 
 def mark_pretrained_(model: nn.Module) -> None:
@@ -38,7 +39,10 @@ def mark_pretrained_(model: nn.Module) -> None:
     base = getattr(home, "PreTrainedModel", None)
     if base is None:
         return
-    ours = import_module("einlinear.models.saving.quantizer").EinlinearQuantizer
+    try:
+        ours = import_module("einlinear.models.saving.quantizer").EinlinearQuantizer
+    except ImportError:  # of this version of transformers, which the hook has warned about
+        return
     inside: set[int] = set()
     foreign: set[int] = set()  # inside models of another quantizer
     for module in model.modules():
@@ -46,13 +50,15 @@ def mark_pretrained_(model: nn.Module) -> None:
             continue
         others: Any = getattr(module, "hf_quantizer", None)
         is_foreign = others is not None and not isinstance(others, ours)
-        if id(module) not in inside and not is_foreign:
-            describe_in_config_(module)
-        if id(module) not in foreign and not is_foreign:
-            module.hf_quantizer = ours.of(describe_pretrained(module))
         own = {id(inner) for inner in module.modules()}
+        if is_foreign:
+            _ask_for_(module.config, _BOTH)
+            foreign |= own
+        elif id(module) not in foreign:
+            if id(module) not in inside:
+                describe_in_config_(module)
+            module.hf_quantizer = ours.of(describe_pretrained(module))
         inside |= own
-        foreign |= own if is_foreign else set()
 
 
 def describe_pretrained(model: nn.Module) -> dict[str, Any]:
@@ -69,7 +75,12 @@ def describe_in_config_(model: nn.Module) -> None:
     """Write the structured layers that a Hugging Face model has now to its config."""
     config: Any = model.config
     config.quantization_config = describe_pretrained(model)
-    config.fusion_config = {**(getattr(config, "fusion_config", None) or {}), LINE_TO_ADD: True}
+    _ask_for_(config, LINE_TO_ADD)
+
+
+def _ask_for_(config: Any, fusion: str) -> None:
+    """Make a config ask for a fusion; transformers refuses one that does not exist."""
+    config.fusion_config = {**(getattr(config, "fusion_config", None) or {}), fusion: True}
 
 
 def forget_line_(config: Any) -> None:
