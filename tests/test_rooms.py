@@ -45,6 +45,7 @@ ALSO_WITHOUT = [
     "einlinear.layers.cost",
     "einlinear.models.choices",
     "einlinear.layers.registration",
+    "einlinear.models.saving.hook",
     "einlinear.layers.engine.abi",
     "einlinear.layers.engine.program",
     "einlinear.layers.engine.flat",

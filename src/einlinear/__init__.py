@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from einlinear.layers.registration import register_on_demand as _register_on_demand
+from einlinear.models.saving.hook import register_with_transformers as _register_with_transformers
 from einlinear.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ if TYPE_CHECKING:
     from einlinear.models.mup.groups import scaling_table as scaling_table
     from einlinear.models.mup.init import init_ as init_
     from einlinear.models.mup.muon import Muon as Muon
+    from einlinear.models.saving.card import model_card as model_card
+    from einlinear.models.saving.folder import load as load
+    from einlinear.models.saving.folder import save as save
     from einlinear.models.survey.scalings import register_scaling as register_scaling
     from einlinear.reports.write import ReportFiles as ReportFiles
     from einlinear.reports.write import report as report
@@ -154,6 +158,9 @@ _HOMES = {
     "init_": "models.mup.init",
     "Muon": "models.mup.muon",
     "lora": "models.convert.lora",
+    "save": "models.saving.folder",
+    "load": "models.saving.folder",
+    "model_card": "models.saving.card",
     "register_scaling": "models.survey.scalings",
     "GPT": "models.gpt",
     "generate": "models.generate",
@@ -216,3 +223,4 @@ if not TYPE_CHECKING:  # checkers take names from the imports above, so that a m
 
 
 _register_on_demand()
+_register_with_transformers()

@@ -31,6 +31,11 @@ _NAMES = {
 _ALIGNMENT = 8
 
 
+def can_write(tensor: Tensor) -> bool:
+    """Whether `write_tensors` can write a tensor."""
+    return tensor.dtype in _NAMES and tensor.layout == torch.strided
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write CPU tensors to a safetensors file and return the checksum of the file.
 

@@ -11,11 +11,24 @@ from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
 
+PLACEHOLDER_SHAPE = (1,)
+"""The shape of a weight in files for Hugging Face, so that no plain layer takes it for its own."""
+
 _WRITES = frozenset(
     "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ "
     "__ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__".split()
 )
 _KEEP_VALUES = frozenset(("share_memory_", "detach_"))
+
+
+def without_placeholder(state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Return a state dict without the placeholder of a structured layer's weight."""
+    name = f"{prefix}weight"
+    found = state_dict.get(name)
+    if not isinstance(found, Tensor) or found.dtype != torch.uint8:
+        return state_dict
+    is_ours = found.shape == PLACEHOLDER_SHAPE
+    return {key: value for key, value in state_dict.items() if key != name or not is_ours}
 
 
 class ComputedWeight(Tensor):
@@ -25,6 +38,8 @@ class ComputedWeight(Tensor):
     moved, cast or saved tensors, and parameters. Arrays that share its memory, like the result of
     `numpy()`, are not protected.
     """
+
+    _is_hf_initialized = True  # Hugging Face then initialises it no more when it loads a model
 
     @classmethod
     def __torch_function__(

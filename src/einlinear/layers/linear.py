@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.computed import read_only
+from einlinear.layers.computed import read_only, without_placeholder
 from einlinear.layers.eager import multiply_eagerly
 from einlinear.layers.engine import compiled
 from einlinear.layers.machine import room_for
@@ -269,6 +269,13 @@ class EinsumLinear(nn.Module):
         return choose_variant(
             self.plan, known, x_td.device.type, x_td.dtype, has_backward=has_backward
         )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        """Load a state, also from a file for Hugging Face."""
+        state_dict = without_placeholder(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to copy or pickle, without the prepared call, which holds addresses."""

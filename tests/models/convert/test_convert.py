@@ -625,7 +625,7 @@ def test_what_the_head_is():
         ({"nothing": "btt()"}, "the linear layers are blocks.{0..1}.attn.qkv, blocks.{0..1}"),
         ({"*": "btt()", "*.qkv": "btt()"}, "'*.qkv' never decides: every layer it matches"),
         ({}, "the rules are given as {}"),
-        (None, "the rules are given as None"),
+        (None, "there are neither rules nor a budget"),
         ({3: "btt()"}, "the rules are given as {3: 'btt()'}"),
         (3, "a structure is given as 3"),
         ("bttt", "bttt"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from einlinear.errors import EinlinearError
+from einlinear.layers.computed import without_placeholder
 from einlinear.layers.engine import compiled
 from einlinear.layers.linear import autocast_operand, is_autocast
 from einlinear.layers.moe.assignment import assign
@@ -217,6 +218,7 @@ class Routed(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
         """Load a state; a sharded layer also takes that of an unsharded one."""
+        state_dict = without_placeholder(state_dict, prefix)
         if self.shard is not None:
             keys = [prefix + name for name in self.expert_names if prefix + name in state_dict]
             parts = {key: self.shard.part_of(state_dict[key]) for key in keys}

@@ -12,10 +12,10 @@ from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.scaling import FactorInit
-from einlinear.models.attention import ProjectedAttention
 from einlinear.models.convert.calibration import LayerMoments
 from einlinear.models.convert.conversion import Conversion, LayerFit, Swap
 from einlinear.models.convert.names import LayerNames, layer_list
+from einlinear.models.saving.placing import keep_flags_, put_layers_
 from einlinear.models.survey.obstacles import ADAPTER
 from einlinear.models.survey.sites import Site, dense_parameters, find_sites
 
@@ -33,9 +33,7 @@ def apply_swaps_(
     `fill` sets the weights of a new layer from the site that it replaces.
     """
     sites = {site.names: site for site in find_sites(model)}
-    changes: list[tuple[tuple[str, ...], nn.Module]] = []
-    projections: dict[int, dict[str, nn.Module]] = {}
-    attentions: dict[int, Site] = {}
+    layers: list[tuple[Site, nn.Module]] = []
     for swap in swaps:
         site = sites.get(swap.names)
         if site is None or (site.d_in, site.d_out) != (swap.d_in, swap.d_out) or site.obstacle:
@@ -48,20 +46,8 @@ def apply_swaps_(
         layer = _new_layer(site, swap, weight_norm, factor_init)
         if fill is not None:
             fill(site, layer)
-        if site.part:
-            attentions[id(site.module)] = site
-            projections.setdefault(id(site.module), {})[site.part] = layer
-        else:
-            changes.append((site.names, layer))
-    for key, site in attentions.items():
-        assert isinstance(site.module, nn.MultiheadAttention), "a part belongs to an attention"
-        names = tuple(name.removesuffix(f".{site.part}") for name in site.names)
-        changes.append((names, ProjectedAttention(site.module, projections[key])))
-    for names, new in changes:
-        for name in names:
-            parent, _, last = name.rpartition(".")
-            model.get_submodule(parent).register_module(last, new)
-    _leave_fast_path_(model)
+        layers.append((site, layer))
+    put_layers_(model, layers)
 
 
 def project_swaps_(
@@ -125,19 +111,5 @@ def _new_layer(
         device=site.weight.device,
         dtype=site.weight.dtype,
     )
-    new.requires_grad_(site.weight.requires_grad)
-    if new.bias is not None and site.bias is not None:
-        new.bias.requires_grad_(site.bias.requires_grad)
-    return new.train(site.module.training)
-
-
-def _leave_fast_path_(model: nn.Module) -> None:
-    """Disable the fused inference of torch's encoder, which reads weights and skips layers."""
-    for module in model.modules():
-        if not isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
-            continue
-        if any(isinstance(inner, EinsumLinear | MoELinear) for inner in module.modules()):
-            if isinstance(module, nn.TransformerEncoder):
-                module.use_nested_tensor = False
-            else:
-                module.activation_relu_or_gelu = 0
+    keep_flags_(new, site)
+    return new

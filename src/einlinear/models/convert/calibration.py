@@ -22,6 +22,7 @@ from einlinear.layers.projection.metric import Metric
 from einlinear.layers.projection.moments import Moments
 from einlinear.models.attention import ProjectedAttention
 from einlinear.models.convert.names import LayerNames
+from einlinear.models.saving.placing import put_module_
 
 Weighting = Literal["inputs", "both"]
 LossOf = Callable[[Any, Any], Tensor]
@@ -225,13 +226,8 @@ def _opened_attention(model: nn.Module) -> Iterator[None]:
     opened = {id(module): ProjectedAttention(module, {}).eval() for _, module in places}
     try:
         for name, module in places:
-            _put_(model, name, opened[id(module)])
+            put_module_(model, [name], opened[id(module)])
         yield
     finally:
         for name, module in places:
-            _put_(model, name, module)
-
-
-def _put_(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    model.get_submodule(parent).register_module(last, module)
+            put_module_(model, [name], module)

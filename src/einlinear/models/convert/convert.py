@@ -25,6 +25,7 @@ from einlinear.models.convert.experts import Experts
 from einlinear.models.convert.heads import Heads
 from einlinear.models.convert.names import LayerNames, grouped, layer_list, patterns_for
 from einlinear.models.convert.rules import RuleChoice, Rules, choose_rules, read_rules
+from einlinear.models.saving.pretrained import mark_pretrained_
 from einlinear.models.survey.obstacles import ADAPTER
 from einlinear.models.survey.sites import (
     Site,
@@ -115,11 +116,14 @@ def convert_(
         if budget is not None:
             costs = Costs(unit, tokens)
             conversion = within_budget(model, conversion, moments or {}, budget, costs)
-        return project_swaps_(model, conversion, moments)
+        conversion = project_swaps_(model, conversion, moments)
+        mark_pretrained_(model)
+        return conversion
     if conversion.lost and init is None:
         _refuse_to_lose(conversion.lost_by_reason)
     has_norm = weight_norm is None or weight_norm
     apply_swaps_(model, conversion.swaps, weight_norm=has_norm, factor_init=factor_init)
+    mark_pretrained_(model)
     return conversion
 
 
