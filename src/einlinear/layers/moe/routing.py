@@ -5,6 +5,7 @@ Legend: as in `assignment`.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import log
@@ -19,12 +20,19 @@ from einlinear.layers.engine import compiled
 from einlinear.layers.linear import autocast_operand, is_autocast
 from einlinear.layers.moe.assignment import assign
 from einlinear.layers.moe.exchange import ExpertShard, Mix, averaged
+from einlinear.layers.plain import is_exporting
 from einlinear.layers.scaling import Scaling
 from einlinear.structures.values import whole_number
 
 # Multipliers of a 64-bit hash: odd, with irregular bits.
 _FIRST, _SECOND = -7046029254386353131, -4658895280553007687
 _LOW_BITS = 16
+
+_TIES = (
+    "where logits of a gate are equal, the exported program may choose other experts than the model"
+    ": its hash of the token, which decides there, cannot be exported. Export a trained gate; a "
+    "fresh one is zero, so all of its logits are equal"
+)
 
 # torch.export forbids writing to a module. Torch 2.6 cannot tell export from compile.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
@@ -242,6 +250,10 @@ def choose_experts(logits_te: Tensor, x_td: Tensor, num_active: int) -> Tensor:
     """
     logits_te = logits_te.detach()
     num_experts = logits_te.shape[-1]
+    if is_exporting():  # ONNX cannot read the bits of a number, and AOTInductor reads them wrongly
+        if num_active < num_experts:
+            warnings.warn(_TIES, stacklevel=2)
+        return logits_te.topk(num_active, -1).indices
     if 0 < num_active < num_experts and compiled.is_direct(x_td, ()):
         # Ties are rare, and looking for them costs less than breaking them.
         top = logits_te.topk(num_active + 1, -1)
