@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from einlinear.layers.scaling import rsgd_rates as rsgd_rates
     from einlinear.layers.scaling import vector_scaling as vector_scaling
     from einlinear.layers.tune import tune as tune
+    from einlinear.models.convert.cola import from_cola as from_cola
     from einlinear.models.convert.conversion import Conversion as Conversion
     from einlinear.models.convert.convert import convert_ as convert_
     from einlinear.models.convert.convert import plan_conversion as plan_conversion
@@ -154,6 +155,7 @@ _HOMES = {
     "init_": "models.mup.init",
     "Muon": "models.mup.muon",
     "lora": "models.convert.lora",
+    "from_cola": "models.convert.cola",
     "register_scaling": "models.survey.scalings",
     "GPT": "models.gpt",
     "generate": "models.generate",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
+from einlinear.layers.cola import weight_operator
 from einlinear.layers.computed import read_only
 from einlinear.layers.eager import multiply_eagerly
 from einlinear.layers.engine import compiled
@@ -121,6 +122,19 @@ class EinsumLinear(nn.Module):
     def to_dense(self) -> Tensor:
         """The effective weight, (out_features, in_features), like nn.Linear.weight."""
         return dense_weight(self.plan, self.factors())
+
+    def to_cola(self) -> Any:
+        """The effective weight as a lazy LinearOperator of CoLA, (out_features, in_features).
+
+        It multiplies by the layer's own product, with the factors that the layer has now, and
+        gradients flow to them. Needs the package cola-ml.
+        """
+        factors = self.factors()
+
+        def product(x_td: Tensor) -> Tensor:
+            return multiply(self.plan, x_td, factors, self._variant(x_td))
+
+        return weight_operator(product, (self.out_features, self.in_features), factors[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to the last axis of x."""
