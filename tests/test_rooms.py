@@ -44,7 +44,7 @@ ALSO_WITHOUT = [
     "einlinear.layers.scaling",
     "einlinear.layers.cost",
     "einlinear.models.choices",
-    "einlinear.layers.registration",
+    "einlinear.layers.export.registration",
     "einlinear.layers.engine.abi",
     "einlinear.layers.engine.program",
     "einlinear.layers.engine.flat",

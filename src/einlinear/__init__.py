@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from einlinear.layers.registration import register_on_demand as _register_on_demand
+from einlinear.layers.export.registration import register_on_demand as _register_on_demand
 from einlinear.version import __version__ as __version__
 
 if TYPE_CHECKING:

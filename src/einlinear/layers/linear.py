@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.cola import weight_operator
 from einlinear.layers.computed import read_only
 from einlinear.layers.eager import multiply_eagerly
 from einlinear.layers.engine import compiled
+from einlinear.layers.export.cola import weight_operator
 from einlinear.layers.machine import room_for
 from einlinear.layers.norm import normalised
 from einlinear.layers.reference import dense_weight

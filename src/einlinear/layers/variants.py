@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 from einlinear.errors import EinlinearError, quote
 from einlinear.layers.cost import cheapest, cheapest_cached
 from einlinear.layers.engine import compiled
+from einlinear.layers.export.plain import is_exporting, multiply_plainly
 from einlinear.layers.operators import multiply_by_operator
-from einlinear.layers.plain import is_exporting, multiply_plainly
 from einlinear.layers.reference import dense_weight, multiply_by_einsum
 from einlinear.structures.plan import Plan
 

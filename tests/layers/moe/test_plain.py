@@ -1,5 +1,7 @@
 """Mixtures of experts in exported programs and in ONNX."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -88,3 +90,12 @@ def test_a_mixture_in_a_model_is_exported_strictly():
     x = torch.randn(9, 24)
     program = torch.export.export(model, (x,), strict=True)
     torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_experts_are_refused():
+    layer = make("btt")
+    layer.shard = SimpleNamespace(count=1)
+    with pytest.raises(el.EinlinearError, match="only 1 of 3 experts") as caught:
+        torch.export.export(layer, (torch.randn(5, 24),))
+    assert "el.full_state_dict(model)" in str(caught.value)

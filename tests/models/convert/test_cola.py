@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import einlinear as el
-from einlinear.layers import cola as layers_cola
+from einlinear.layers.export import cola as layers_cola
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

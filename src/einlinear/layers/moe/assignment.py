@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from einlinear.layers.plain import is_exporting
+from einlinear.layers.export.plain import is_exporting
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from einlinear.layers.cost import cheapest, cheapest_cached
 from einlinear.layers.engine import compiled
+from einlinear.layers.export.plain import is_exporting
 from einlinear.layers.moe import grouped
 from einlinear.layers.moe.assignment import Assignment
 from einlinear.layers.moe.blocked import BlockedExperts
@@ -34,7 +35,6 @@ from einlinear.layers.opaque import (
     plan_of,
     without_none,
 )
-from einlinear.layers.plain import is_exporting
 from einlinear.layers.variants import fitting_variants
 from einlinear.structures.plan import Plan
 

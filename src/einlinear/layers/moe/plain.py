@@ -1,4 +1,4 @@
-"""Many experts by plain matrix multiplies: what an exported program holds. See `layers.plain`.
+"""Many experts by plain matrix multiplies, as an exported program holds them: see `export.plain`.
 
 How many rows an expert has is known only when the program runs, so every expert has its own
 multiplies, and only the active experts of a token are computed.
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from einlinear.layers.export.plain import multiply_plainly
 from einlinear.layers.moe.assignment import Assignment
 from einlinear.layers.norm import normalised_experts
-from einlinear.layers.plain import multiply_plainly
 from einlinear.structures.plan import Plan
 
 _FILLING = 2  # rows of zeros: AOTInductor cannot multiply rows that may turn out to be only one

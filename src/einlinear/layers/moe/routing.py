@@ -17,10 +17,10 @@ from torch.nn.functional import linear
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.engine import compiled
+from einlinear.layers.export.plain import is_exporting
 from einlinear.layers.linear import autocast_operand, is_autocast
 from einlinear.layers.moe.assignment import assign
 from einlinear.layers.moe.exchange import ExpertShard, Mix, averaged
-from einlinear.layers.plain import is_exporting
 from einlinear.layers.scaling import Scaling
 from einlinear.structures.values import whole_number
 
@@ -176,6 +176,12 @@ class Routed(nn.Module):
 
         The scale multiplies what all experts give.
         """
+        if self.shard is not None and is_exporting():
+            raise EinlinearError(
+                what=f"this rank holds only {self.shard.count} of {self.num_experts} experts",
+                rule="an exported program runs in one process, so it must hold all experts",
+                fix="load el.full_state_dict(model) into a model that is not sharded, export that",
+            )
         experts_tk, weights_tk = self.route(x_td)
         if scale is not None:
             weights_tk = weights_tk * scale.to(weights_tk.dtype)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.cola import cola_module, weight_operator
+from einlinear.layers.export.cola import cola_module, weight_operator
 from einlinear.layers.linear import EinsumLinear
 from einlinear.structures.named import dense, low_rank
 from einlinear.structures.structure import Structure

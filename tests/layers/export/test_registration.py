@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import einlinear as el
-from einlinear.layers import registration
+from einlinear.layers.export import registration
 from kit.exported import as_torch_2_6, our_operators
 
 CHECK = """
-ours = ("einlinear.layers", "einlinear.layers.registration")
+ours = [f"einlinear.layers{name}" for name in ("", ".export", ".export.registration")]
 loaded = [name for name in sys.modules if name.startswith("einlinear.layers") and name not in ours]
 assert not loaded, loaded  # nothing of ours is imported before it is needed
 assert not [finder for finder in sys.meta_path if type(finder).__name__ == "_WhenTorchLoads"]

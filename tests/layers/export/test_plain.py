@@ -9,7 +9,7 @@ from torch import nn
 
 import einlinear as el
 from cases import STRUCTURES, WIDTHS
-from einlinear.layers.plain import is_exporting, multiply_plainly
+from einlinear.layers.export.plain import is_exporting, multiply_plainly
 from einlinear.layers.reference import multiply_by_einsum
 from kit.exported import OnnxModel, our_operators
 
