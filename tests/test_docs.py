@@ -40,6 +40,7 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # in torch's own export
 @pages("test_python")
 def test_python(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from einlinear.layers.registration import register_on_demand as _register_on_demand
+from einlinear.layers.export.registration import register_on_demand as _register_on_demand
 from einlinear.models.saving.hook import register_with_transformers as _register_with_transformers
 from einlinear.version import __version__ as __version__
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from einlinear.layers.scaling import rsgd_rates as rsgd_rates
     from einlinear.layers.scaling import vector_scaling as vector_scaling
     from einlinear.layers.tune import tune as tune
+    from einlinear.models.convert.cola import from_cola as from_cola
     from einlinear.models.convert.conversion import Conversion as Conversion
     from einlinear.models.convert.convert import convert_ as convert_
     from einlinear.models.convert.convert import plan_conversion as plan_conversion
@@ -161,6 +162,7 @@ _HOMES = {
     "save": "models.saving.folder",
     "load": "models.saving.folder",
     "model_card": "models.saving.card",
+    "from_cola": "models.convert.cola",
     "register_scaling": "models.survey.scalings",
     "GPT": "models.gpt",
     "generate": "models.generate",

@@ -11,6 +11,7 @@ from einlinear.errors import EinlinearError
 from einlinear.layers.computed import read_only, without_placeholder
 from einlinear.layers.eager import multiply_eagerly
 from einlinear.layers.engine import compiled
+from einlinear.layers.export.cola import weight_operator
 from einlinear.layers.machine import room_for
 from einlinear.layers.norm import normalised
 from einlinear.layers.projection.metric import Metric
@@ -190,6 +191,19 @@ class EinsumLinear(nn.Module):
     def to_dense(self) -> Tensor:
         """The effective weight, (out_features, in_features), like nn.Linear.weight."""
         return dense_weight(self.plan, self.factors())
+
+    def to_cola(self) -> Any:
+        """The effective weight as a lazy LinearOperator of CoLA, (out_features, in_features).
+
+        It multiplies by the layer's own product, with the factors that the layer has now, and
+        gradients flow to them. Needs the package cola-ml.
+        """
+        factors = self.factors()
+
+        def product(x_td: Tensor) -> Tensor:
+            return multiply(self.plan, x_td, factors, self._variant(x_td))
+
+        return weight_operator(product, (self.out_features, self.in_features), factors[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to the last axis of x."""

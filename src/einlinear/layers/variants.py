@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 from einlinear.errors import EinlinearError, quote
 from einlinear.layers.cost import cheapest, cheapest_cached
 from einlinear.layers.engine import compiled
+from einlinear.layers.export.plain import is_exporting, multiply_plainly
 from einlinear.layers.operators import multiply_by_operator
 from einlinear.layers.reference import dense_weight, multiply_by_einsum
 from einlinear.structures.plan import Plan
@@ -37,7 +38,11 @@ def multiply(
     strided: batched multiplies in place, blocked over tokens.
     dense:   the matrix W itself, built on each call, for widths too small for structure to pay.
     engine:  the compiled engine, on the CPU, in float32, float64 and bfloat16.
+
+    While torch exports, any of them is traced as plain matrix multiplies and reshapes.
     """
+    if is_exporting() and variant in ALL_VARIANTS:
+        return multiply_plainly(plan, x_td, factors, bias)
     if variant == "einsum":
         return multiply_by_einsum(plan, x_td, factors, bias)
     if variant == "dense":

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cases import STRUCTURES
 from einlinear import EinlinearError, EinsumLinear
 from einlinear.layers.engine import binding, compiled
+from kit.exported import as_torch_2_6
 
 pytestmark = pytest.mark.skipif(not compiled.IS_AVAILABLE, reason="the engine is not built")
 
@@ -186,6 +187,7 @@ def test_a_default_device_does_not_slow_it_down(calls):
 
 
 def test_an_exported_program_runs_without_the_engine(monkeypatch):
+    as_torch_2_6(monkeypatch)
     layer = make().eval()
     x = torch.randn(5, 64)
     with warnings.catch_warnings():

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from einlinear.layers.export.plain import is_exporting
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
@@ -57,7 +59,10 @@ class Assignment:
     def spread(self, values_e: Tensor) -> Tensor:
         """The value of each pair's expert."""
         places_p = torch.arange(self.num_pairs, device=self.ends_e.device)
-        experts_p = torch.searchsorted(self.ends_e, places_p, right=True)
+        if is_exporting():  # ONNX has no searchsorted
+            experts_p = (self.ends_e <= places_p.unsqueeze(-1)).sum(-1)
+        else:
+            experts_p = torch.searchsorted(self.ends_e, places_p, right=True)
         return values_e.index_select(0, experts_p)
 
 
@@ -67,9 +72,27 @@ def assign(experts_tk: Tensor, weights_tk: Tensor, num_experts: int) -> tuple[As
     The order says where each pair is among the flattened choices. Pairs with an expert of
     `num_experts` or more come last, after all of `ends_e`.
     """
+    sort = _sorted_plainly if is_exporting() else _sorted
+    order_p, tokens_p, ends_e = sort(experts_tk, num_experts)
+    w_p = weights_tk.flatten().index_select(0, order_p)
+    return Assignment(tokens_p, ends_e, w_p, experts_tk.shape[0]), order_p
+
+
+def _sorted(experts_tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The order of pairs by expert, the token of each, and where those of each expert end."""
     sorted_p, order_p = torch.sort(experts_tk.flatten(), stable=True)
     every_e = torch.arange(num_experts, device=order_p.device)
     ends_e = torch.searchsorted(sorted_p, every_e, right=True)
-    tokens_p = torch.div(order_p, experts_tk.shape[-1], rounding_mode="floor")
-    w_p = weights_tk.flatten().index_select(0, order_p)
-    return Assignment(tokens_p, ends_e, w_p, experts_tk.shape[0]), order_p
+    return order_p, torch.div(order_p, experts_tk.shape[-1], rounding_mode="floor"), ends_e
+
+
+def _sorted_plainly(experts_tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by operators that ONNX has: no stable sort, and no division of whole numbers."""
+    experts_p = experts_tk.flatten()
+    num_pairs, device = experts_p.shape[0], experts_p.device
+    keys_p = experts_p * num_pairs + torch.arange(num_pairs, device=device)  # no two are equal
+    order_p = torch.sort(keys_p).indices
+    tokens_tk = torch.arange(experts_tk.shape[0], device=device).unsqueeze(-1)
+    tokens_p = tokens_tk.expand_as(experts_tk).flatten().index_select(0, order_p)
+    every_e = torch.arange(num_experts, device=device)
+    return order_p, tokens_p, (experts_p.unsqueeze(-1) <= every_e).sum(0)

@@ -2,8 +2,8 @@
 
 `einlinear::experts` and `einlinear::experts_gradients` are opaque to torch, because how many rows
 an expert has is known only at run time: a compiled or watched program sees one operator. Names of
-their arguments appear in exported programs, so they stay: `how` is the variant; `takes` and `adds`
-say whether input and output have a row per token, `adds` being the number of tokens, or -1.
+their arguments appear in programs that torch 2.6 exports, so they stay: `how` is the variant,
+`takes` and `adds` tell whether input and output have a row per token, `adds` being how many, or -1.
 
 Legend: as in `assignment`; factors are stacked along a first axis of experts.
 """
@@ -19,9 +19,11 @@ from torch.utils.flop_counter import register_flop_formula
 
 from einlinear.layers.cost import cheapest, cheapest_cached
 from einlinear.layers.engine import compiled
+from einlinear.layers.export.plain import is_exporting
 from einlinear.layers.moe import grouped
 from einlinear.layers.moe.assignment import Assignment
 from einlinear.layers.moe.blocked import BlockedExperts
+from einlinear.layers.moe.plain import multiply_experts_plainly
 from einlinear.layers.moe.portable import PortableExperts, is_matrix, no_scales, reference_experts
 from einlinear.layers.opaque import (
     differentiable_gradients,
@@ -52,6 +54,8 @@ def multiply_experts(
     With stds, one per factor, the factors are normalised, which needs weights of pairs.
     """
     assert assignment.w_p is not None or not stds, "normalisation changes the weights of pairs"
+    if is_exporting():
+        return multiply_experts_plainly(plan, x_rd, factors, assignment, bias=bias, stds=stds)
     tokens_p, ends_e, w_p = assignment.tokens_p, assignment.ends_e, assignment.w_p
     adds = assignment.num_tokens if assignment.y_by_token else -1
     how = expert_variant(plan, x_rd, assignment)

@@ -5,6 +5,7 @@ Legend: as in `assignment`.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import log
@@ -17,6 +18,7 @@ from torch.nn.functional import linear
 from einlinear.errors import EinlinearError
 from einlinear.layers.computed import without_placeholder
 from einlinear.layers.engine import compiled
+from einlinear.layers.export.plain import is_exporting
 from einlinear.layers.linear import autocast_operand, is_autocast
 from einlinear.layers.moe.assignment import assign
 from einlinear.layers.moe.exchange import ExpertShard, Mix, averaged
@@ -26,6 +28,12 @@ from einlinear.structures.values import whole_number
 # Multipliers of a 64-bit hash: odd, with irregular bits.
 _FIRST, _SECOND = -7046029254386353131, -4658895280553007687
 _LOW_BITS = 16
+
+_TIES = (
+    "where logits of a gate are equal, the exported program may choose other experts than the model"
+    ": its hash of the token, which decides there, cannot be exported. Export a trained gate; a "
+    "fresh one is zero, so all of its logits are equal"
+)
 
 # torch.export forbids writing to a module. Torch 2.6 cannot tell export from compile.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
@@ -169,6 +177,12 @@ class Routed(nn.Module):
 
         The scale multiplies what all experts give.
         """
+        if self.shard is not None and is_exporting():
+            raise EinlinearError(
+                what=f"this rank holds only {self.shard.count} of {self.num_experts} experts",
+                rule="an exported program runs in one process, so it must hold all experts",
+                fix="load el.full_state_dict(model) into a model that is not sharded, export that",
+            )
         experts_tk, weights_tk = self.route(x_td)
         if scale is not None:
             weights_tk = weights_tk * scale.to(weights_tk.dtype)
@@ -244,6 +258,10 @@ def choose_experts(logits_te: Tensor, x_td: Tensor, num_active: int) -> Tensor:
     """
     logits_te = logits_te.detach()
     num_experts = logits_te.shape[-1]
+    if is_exporting():  # ONNX cannot read the bits of a number, and AOTInductor reads them wrongly
+        if num_active < num_experts:
+            warnings.warn(_TIES, stacklevel=2)
+        return logits_te.topk(num_active, -1).indices
     if 0 < num_active < num_experts and compiled.is_direct(x_td, ()):
         # Ties are rare, and looking for them costs less than breaking them.
         top = logits_te.topk(num_active + 1, -1)
