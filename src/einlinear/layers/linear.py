@@ -106,23 +106,21 @@ class EinsumLinear(nn.Module):
                 fix='for whole models, use el.convert_(model, rules, init="project")',
             )
         weight = linear.weight
-        layer = cls(
-            linear.in_features,
-            linear.out_features,
-            linear.bias is not None,
-            structure=structure,
-            weight_norm=False,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-        inputs = calibration
-        if isinstance(calibration, Tensor):
-            inputs = Moments(linear.in_features, weight.device)
-            inputs.add(calibration)
-        layer.project_(weight, Metric(inputs.mean if isinstance(inputs, Moments) else None))
+        with torch.random.fork_rng(devices=[]):  # fresh weights that are not kept
+            layer = cls(
+                linear.in_features,
+                linear.out_features,
+                linear.bias is not None,
+                structure=structure,
+                weight_norm=False,
+                device=weight.device,
+                dtype=weight.dtype,
+            )
+        layer.project_(weight, Metric(_input_moments(calibration, linear)))
+        layer.requires_grad_(weight.requires_grad)
         if layer.bias is not None:
             layer.bias.data.copy_(linear.bias.data)
-        layer.requires_grad_(weight.requires_grad)
+            layer.bias.requires_grad_(linear.bias.requires_grad)
         return layer.train(linear.training)
 
     @torch.no_grad()
@@ -134,7 +132,7 @@ class EinsumLinear(nn.Module):
             metric: what errors count; the Frobenius norm if left out.
 
         Returns:
-            The share of the squared norm of the weight that is lost.
+            The share of the squared norm of the weight that is lost, in this metric.
         """
         if self.weight_norm:
             raise EinlinearError(
@@ -143,8 +141,11 @@ class EinsumLinear(nn.Module):
                 fix="create the layer with weight_norm=False",
             )
         found = project(self.plan, weight, metric)
+        is_zero = not any(bool(factor.any()) for factor in found.factors.values())
         for name, factor in found.factors.items():
-            getattr(self, name).data.copy_(factor)
+            # Of a weight of zeros, one factor is zero: with all of them zero, none has a gradient.
+            if not is_zero or name == self._names[-1]:
+                getattr(self, name).data.copy_(factor)
         return found.error
 
     @property
@@ -303,6 +304,25 @@ class EinsumLinear(nn.Module):
             + ("" if self.weight_norm else ", weight_norm=False")
             + ("" if self.factor_init == "spectral" else f", factor_init={self.factor_init!r}")
         )
+
+
+def _input_moments(calibration: object, linear: nn.Linear) -> Tensor | None:
+    """The second moments of calibration inputs, whatever form they have."""
+    if calibration is None:
+        return None
+    if isinstance(calibration, Tensor):
+        seen = Moments(linear.in_features, linear.weight.device)
+        seen.add(calibration)
+    else:
+        seen = calibration if isinstance(calibration, Moments) else Moments(0)
+    if not seen.count or seen.width != linear.in_features:
+        raise EinlinearError(
+            what=f"the calibration is {type(calibration).__name__}, with {seen.count} vectors of "
+            f"{seen.width} numbers",
+            rule="it is a tensor of inputs of the layer, or their Moments, with at least one input",
+            fix=f"give a tensor of shape (..., {linear.in_features}); join several with torch.cat",
+        )
+    return seen.mean
 
 
 def situation(tensor: Tensor, num_tokens: int, has_backward: bool) -> str:

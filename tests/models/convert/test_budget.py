@@ -46,8 +46,10 @@ def test_close_to_the_best_choice(table, share):
 
 
 def test_too_small_a_budget_is_refused():
-    with pytest.raises(el.EinlinearError, match="cheapest layers cost 5 in all, the budget is 4"):
-        choose_options({("a",): [Option(None, 5.0, 0.0)]}, 4.0)
+    with pytest.raises(
+        el.EinlinearError, match=r"the budget is 0\.4, and layers of rank 1 cost 0\.5"
+    ):
+        choose_options({("a",): [Option(None, 0.5, 0.0)]}, 0.4)
 
 
 @pytest.mark.parametrize(("unit", "count"), [("flops", "macs"), ("parameters", "params")])
@@ -117,4 +119,57 @@ def test_refusals():
     refused("a budget with 'btt'", "btt", budget=0.5)
     refused("a budget with init='fresh'", budget=0.5, init="fresh")
     refused("unit is 'tokens'", budget=0.5, unit="tokens")
-    refused("cheapest layers cost", budget=0.001)
+    error = refused("the budget is 0.001, and layers of rank 1 cost 0.125", budget=0.001)
+    assert "give a budget of 0.125 or more" in error.fix
+    refused("tokens is -3", budget=0.5, unit="seconds", tokens=-3)
+    error = refused("a budget with {'*': None}", {"*": None}, budget=0.5)
+    assert "these are all" in error.rule
+
+
+def test_small_budgets_have_small_ranks():
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 4))
+    report = el.convert_(model, budget=0.02)
+    assert [swap.shown for swap in report.swaps] == ["low_rank(rank=4)"]
+    assert "budget: 0.02 of the flops of 1 layers; 0.02 used" in " ".join(str(report).split())
+
+
+class Looped(nn.Module):
+    """One layer is called eight times, another once, a third never, and one is in vain."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.once, self.loop, self.never, self.vain = (nn.Linear(32, 32) for _ in range(4))
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x):
+        x = self.once(x)
+        self.vain(x)
+        for _ in range(8):
+            x = x + self.loop(x).tanh()
+        return self.head(x)
+
+
+def test_costs_count_calls():
+    model = Looped()
+    report = el.convert_(model, budget=0.5, calibration=[torch.randn(400, 32)])
+    layers = {"once": 1, "loop": 8, "vain": 1}
+    spent = sum(
+        calls * (32 * 32 if type(layer := getattr(model, name)) is nn.Linear else layer.plan.macs)
+        for name, calls in layers.items()
+    )
+    assert spent <= 0.5 * 10 * 32 * 32
+    assert type(model.never) is nn.Linear
+    assert any(note.reason == "calibration never called it" for note in report.left)
+    assert model.vain.plan.macs == 64  # rank 1: nothing depends on it
+
+
+def test_a_head_of_zeros_does_not_make_all_layers_worthless():
+    """No gradient reaches any layer then; their inputs decide."""
+    model = mlp(64, 64, 64, 4)
+    nn.init.zeros_(model[4].weight)
+    report = el.convert_(model, budget=0.6, calibration=[torch.randn(300, 64)])
+    assert report.weighting == "inputs"
+    layers = [model[0], model[2]]
+    spent = sum(64 * 64 if type(m) is nn.Linear else m.plan.macs for m in layers)
+    assert 0.5 * 2 * 64 * 64 < spent <= 0.6 * 2 * 64 * 64

@@ -45,8 +45,8 @@ def test_layers_of_an_adapter_are_refused(peft):
         "(part of a PEFT adapter, base_model.model.up (peft.tuners.lora.layer.Linear)); "
     )
     assert error.value.fix.startswith(
-        "convert the model before you add adapters: what they have learned, merged or not, is lost "
-        'with the weights; or give init="fresh"'
+        'convert the model before you add adapters, or merge them and give init="project": what '
+        'they have learned is lost with the weights; or give init="fresh"'
     )
     with pytest.raises(el.EinlinearError, match="inside adapters") as error:
         el.convert_(model, "btt", init="project")

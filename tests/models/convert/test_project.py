@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import einlinear as el
 from einlinear.layers.projection.moments import Moments
@@ -182,7 +183,24 @@ def test_refusals():
     refused("there are calibration batches", calibration=[x])
     refused("weight_norm=True", init="project", weight_norm=True)
     refused("experts", rules=el.moe("btt", 4), init="project")
-    refused("infinite or not a number", init="project", calibration=[x / 0])
+    refused("inputs of layer '0' contain numbers", init="project", calibration=[x / 0])
+    error = refused("the model fails on calibration batch 2, given as list", init="project",
+                    calibration=[x, [x, x]])  # fmt: skip
+    assert "(x for x, _ in loader)" in error.fix
+    error = refused("the calibration is a tensor of shape (20, 8)", init="project", calibration=x)
+    assert "calibration=[batch]" in error.fix
+    refused("the calibration is 5", init="project", calibration=5)
+    given = {"init": "project", "calibration": [x]}
+    refused("loss returns a tensor of shape (20, 8)", loss=lambda out, _: out, **given)
+    refused("loss returns 3.0", loss=lambda *_: 3.0, **given)
+    refused("loss is given with weighting='inputs'", loss=max, weighting="inputs", **given)
+    refused("loss is given with no calibration", loss=max, init="project")
+    for number, words in ((torch.inf, "not finite"), (torch.nan, "not finite")):
+        broken = mlp(8, 8, 8)
+        with torch.no_grad():
+            broken[0].weight[0, 0] = number
+        refused(f"the weight of layer '0' is {words}", model=broken, init="project")
+    refused("is on the meta device", model=mlp(8, 8, 8).to("meta"), init="project")
     error = refused("weighting is 'all'", init="project", calibration=[x], weighting="all")
     assert "inputs" in error.rule + error.fix
 
@@ -196,6 +214,95 @@ def test_refusals():
 
     error = refused("returns dict", model=Odd(), init="project", calibration=[x])
     assert "loss=" in error.fix
+
+
+def test_what_follows_may_write_into_outputs():
+    """The gradients are those before an activation in place, also in a frozen model."""
+    x, found = skewed(60, 12), []
+    for in_place in (False, True):
+        for is_frozen in (False, True):
+            torch.manual_seed(0)
+            layers = [nn.Linear(12, 20), nn.ReLU(in_place), nn.Linear(20, 6)]
+            model = nn.Sequential(*layers).double().requires_grad_(not is_frozen)
+            moments = measure_moments(model, {("0",): (12, 20)}, [x])[("0",)]
+            found.append(moments.outputs.mean)
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
+def test_one_logit_is_not_a_class():
+    class Scorer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.score = nn.Linear(6, 5), nn.Linear(5, 1)
+
+        def forward(self, x):
+            return {"logits": self.score(self.body(x))}
+
+    found = measure_moments(Scorer(), {("body",): (6, 5)}, [torch.randn(9, 6)])[("body",)]
+    assert found.has_gradient
+
+
+def test_weights_of_zero_can_learn():
+    model = mlp(16, 16, 16, 4)
+    nn.init.zeros_(model[2].weight)
+    report = el.convert_(model, "btt(rank=2)", init="project")
+    assert report.fits[1].error == 0
+    assert "loses 0 %" in str(report)
+    assert not model[2].to_dense().any()
+    model(skewed(20, 16)).square().sum().backward()
+    assert any(factor.grad.any() for name, factor in model[2].named_parameters() if name != "bias")
+
+
+def test_padding_of_encoders():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval()
+    pad = torch.zeros(4, 6, dtype=torch.bool)
+    pad[:, 4:] = True
+    batch = {"src": torch.randn(4, 6, 16), "src_key_padding_mask": pad}
+    before = model.use_nested_tensor, model.layers[0].activation_relu_or_gelu
+    for weighting in ("inputs", "both"):
+        found = measure_moments(
+            model, {("layers.0.linear1",): (16, 32)}, [batch], weighting=weighting
+        )
+        assert found[("layers.0.linear1",)].inputs.count == 24
+    assert (model.use_nested_tensor, model.layers[0].activation_relu_or_gelu) == before
+
+
+def test_other_attention_is_left_as_it_is():
+    """Only attentions whose projections are measured are opened."""
+    model = nn.ModuleDict(
+        {"attn": nn.MultiheadAttention(16, 2, add_bias_kv=True), "up": nn.Linear(16, 16)}
+    )
+    nn.init.normal_(model["attn"].bias_v, std=5)
+    model.forward = lambda x: model["up"](model["attn"](x, x, x)[0])
+    x = torch.randn(7, 3, 16)
+    seen = model["attn"].eval()(x, x, x)[0].detach().double().reshape(-1, 16)
+    found = measure_moments(model, {("up",): (16, 16)}, [x])[("up",)]
+    assert torch.allclose(found.inputs.mean, seen.T @ seen / 21, atol=1e-5)
+
+
+def test_layers_called_by_keyword_and_again_in_the_backward_pass():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            x = checkpoint(self.a, x, use_reentrant=False)
+            return self.b(input=x)
+
+    layers = {("a",): (6, 6), ("b",): (6, 6)}
+    found = measure_moments(Checkpointed(), layers, [torch.randn(9, 6)])
+    assert [m.inputs.count for m in found.values()] == [9, 9]
+
+
+def test_the_random_state_stays():
+    model, x = mlp(8, 8, 4), skewed(9, 8)
+    linear = nn.Linear(8, 8)
+    state = torch.random.get_rng_state()
+    el.convert_(model, "low_rank(rank=2)", init="project", calibration=[x])
+    el.EinsumLinear.from_linear(linear, "btt")
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_from_linear():
@@ -214,6 +321,11 @@ def test_from_linear():
         fitted.to_dense(), linear.weight
     )
     assert not plain.weight_norm
+    for wrong in ([inputs], inputs.numpy(), inputs[:0], Moments(7)):
+        with pytest.raises(el.EinlinearError, match="the calibration is"):
+            el.EinsumLinear.from_linear(linear, "btt", calibration=wrong)
+    linear.bias.requires_grad_(False)
+    assert not el.EinsumLinear.from_linear(linear, "btt").bias.requires_grad
     with pytest.raises(el.EinlinearError, match="the layer to start from is Conv2d"):
         el.EinsumLinear.from_linear(nn.Conv2d(3, 3, 1), "btt")
     with pytest.raises(el.EinlinearError, match=r"the calibration inputs have shape \(5, 7\)"):

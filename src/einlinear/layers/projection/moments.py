@@ -16,10 +16,18 @@ class Moments:
     Args:
         width: the length of the vectors.
         device: where the sum is kept; by default, on the CPU.
+        what: what the vectors are, for messages.
     """
 
-    def __init__(self, width: int, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        device: torch.device | str | None = None,
+        *,
+        what: str = "the calibration inputs",
+    ) -> None:
         self.count = 0
+        self._what = what
         self._sum = torch.zeros(width, width, dtype=torch.float64, device=device)
 
     @property
@@ -33,6 +41,11 @@ class Moments:
         return self._sum / max(1, self.count)
 
     @property
+    def is_zero(self) -> bool:
+        """Whether all vectors were zero, or there were none."""
+        return not bool(self._sum.diagonal().any())
+
+    @property
     def is_enough(self) -> bool:
         """Whether there were as many vectors as numbers in each, so that no direction is unseen."""
         return self.count >= self.width
@@ -41,7 +54,7 @@ class Moments:
         """Add the vectors along the last axis of a tensor."""
         if vectors.shape[-1:] != (self.width,):
             raise EinlinearError(
-                what=f"the calibration inputs have shape {tuple(vectors.shape)}",
+                what=f"{self._what} have shape {tuple(vectors.shape)}",
                 rule=f"they are vectors of {self.width} numbers along the last axis",
                 fix=f"give a tensor of shape (..., {self.width})",
             )
@@ -50,8 +63,8 @@ class Moments:
             numbers = rows[first : first + _ROWS].to(self._sum.device, torch.float64)
             if not bool(numbers.isfinite().all()):
                 raise EinlinearError(
-                    what="calibration inputs contain numbers that are infinite or not a number",
-                    rule="second moments are means over all calibration inputs",
+                    what=f"{self._what} contain numbers that are infinite or not a number",
+                    rule="second moments are means over all calibration batches",
                     fix="find the batch that makes them; calibrate in float32 if they overflow",
                 )
             self._sum.addmm_(numbers.T, numbers)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import nn
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.scaling import FactorInit
-from einlinear.models.convert.calibration import LayerMoments
+from einlinear.models.convert.calibration import LayerMoments, Weighting
 from einlinear.models.convert.conversion import Conversion, LayerFit, Swap
 from einlinear.models.convert.names import LayerNames, layer_list
 from einlinear.models.saving.placing import keep_flags_, put_layers_
@@ -66,12 +67,27 @@ def project_swaps_(
         seen = (0, True) if own is None else (own.inputs.count, own.inputs.is_enough)
         fits.append(LayerFit(site.names, error, *seen))
 
-    apply_swaps_(model, conversion.swaps, weight_norm=False, fill=fill)
-    return replace(conversion, lost=(), fits=tuple(fits), is_calibrated=moments is not None)
+    weighting: Weighting | None = None
+    if moments is not None:
+        weighting = "both" if any(own.has_gradient for own in moments.values()) else "inputs"
+    with torch.random.fork_rng(devices=[]):  # fresh weights that are not kept
+        apply_swaps_(model, conversion.swaps, weight_norm=False, fill=fill)
+    return replace(conversion, lost=(), fits=tuple(fits), weighting=weighting)
 
 
-def check_projectable(conversion: Conversion) -> None:
+def check_projectable(model: nn.Module, conversion: Conversion) -> None:
     """Raise an error unless all layers to replace can start from the old weights."""
+    sites = {site.names: site for site in find_sites(model)}
+    for swap in conversion.swaps:
+        weight = sites[swap.names].weight
+        if weight.is_meta or not bool(weight.isfinite().all()):
+            problem = "is on the meta device" if weight.is_meta else "is not finite everywhere"
+            raise EinlinearError(
+                what=f"the weight of layer {swap.name!r} {problem}",
+                rule='init="project" starts from the numbers of the old weights',
+                fix="load the weights first, and repair them; or leave the layer alone: "
+                f"{{{swap.name!r}: None}}",
+            )
     adapted = [layer for layer in conversion.lost if layer.reason.startswith(ADAPTER)]
     if adapted:
         raise EinlinearError(

@@ -26,6 +26,7 @@ from einlinear.structures.structure import Structure
 BudgetUnit = Literal["flops", "parameters", "seconds"]
 
 _RANKS = 32  # that a layer can have: steps of this share of the dense cost
+_LOWEST = {1, 2, 3, 4, 6, 8}  # ranks for small budgets
 _REPEATS = 5  # of a timed product
 
 
@@ -38,7 +39,7 @@ class Option:
     error: float
 
 
-def check_budget(budget: float) -> None:
+def check_budget(budget: float, tokens: int) -> None:
     """Raise an error unless the budget is a share of what dense layers cost."""
     if not (isinstance(budget, int | float) and 0 < budget < 1):
         raise EinlinearError(
@@ -46,12 +47,20 @@ def check_budget(budget: float) -> None:
             rule="it is a share of what the dense layers cost, more than 0 and less than 1",
             fix="give budget=0.5 for half of it",
         )
+    if not (isinstance(tokens, int) and tokens > 0):
+        raise EinlinearError(
+            what=f"tokens is {quote(tokens)}",
+            rule="it is how many tokens a timed call has",
+            fix="give tokens=2048, or as many as your batches have",
+        )
 
 
 def choose_options(
     options: Mapping[LayerNames, Sequence[Option]], budget: float
 ) -> dict[LayerNames, Option]:
     """One option for each layer, with the smallest sum of errors whose costs are in the budget.
+
+    Costs and budget are shares of what the dense layers cost.
 
     Starts from the cheapest options and takes, again and again, the step that saves most error per
     cost, along the lower convex hull of each layer's options. If every hull is used to the last
@@ -64,9 +73,12 @@ def choose_options(
     if left < 0:
         least = sum(hull[0].cost for hull in hulls.values())
         raise EinlinearError(
-            what=f"the cheapest layers cost {least:.3g} in all, the budget is {budget:.3g}",
-            rule="every layer gets a structure of the family, or stays dense",
-            fix="give a larger budget",
+            what=f"the budget is {budget:.3g}, and layers of rank 1 cost {least:.3g} in all",
+            rule="a budget is a share of what the dense layers cost; every layer has at least "
+            "rank 1, or stays dense",
+            fix=f"give a budget of {least:.3g} or more, or the rule None for some layers"
+            if least < 1
+            else "these layers are too small to be cheaper in any rank: leave them as they are",
         )
     steps = [(names, place) for names, hull in hulls.items() for place in range(1, len(hull))]
     steps.sort(key=lambda step: -_slope(*hulls[step[0]][step[1] - 1 : step[1] + 1]))
@@ -117,12 +129,12 @@ def layer_options(
         cost: the cost of a plan, or of the dense layer.
     """
     d_out, d_in = weight_oi.shape
-    whole = max(1, samples) * metric.square(weight_oi.detach().double())
+    whole = samples * metric.square(weight_oi.detach().double())
     lost = rank_errors(weight_oi, metric).tolist()
     dense = d_in * d_out
     ranks = {max(1, k * dense // (_RANKS * (d_in + d_out))) for k in range(1, _RANKS)}
     found = [Option(None, cost(None), 0.0)]
-    for rank in sorted(ranks):
+    for rank in sorted(ranks | _LOWEST):
         structure = low_rank(rank=rank)
         plan = make_plan(structure, d_in, d_out)
         if rank < len(lost) and plan.macs < dense:
@@ -142,40 +154,62 @@ def within_budget(
     Layers that stay dense are among those left alone.
     """
     sites = {site.names: site for site in find_sites(model)}
+    is_weighted = any(own.has_gradient for own in moments.values())
     options: dict[LayerNames, list[Option]] = {}
+    dense: list[LayerNote] = []
     for swap in conversion.swaps:
         weight_oi, _ = dense_parameters(sites[swap.names])
         own = moments.get(swap.names)
         metric, samples = (Metric(), 1) if own is None else (own.metric, own.inputs.count)
+        if not samples:
+            dense.append(LayerNote(swap.names, "calibration never called it"))
+            continue
+        calls = 1 if costs.unit == "parameters" else samples
         cost = partial(costs.of, d_in=swap.d_in, d_out=swap.d_out, like=weight_oi)
-        options[swap.names] = layer_options(weight_oi, metric, samples, cost)
+        matters = own is None or own.has_gradient or not is_weighted
+        options[swap.names] = [
+            replace(option, cost=calls * option.cost)
+            for option in layer_options(weight_oi, metric, samples * matters, cost)
+        ]
     whole = sum(found[0].cost for found in options.values())
-    chosen = choose_options(options, budget * whole)
+    shares = {
+        names: [replace(option, cost=option.cost / whole) for option in found]
+        for names, found in options.items()
+    }
+    chosen = choose_options(shares, budget)
     swaps = [
-        replace(swap, structure=structure, typed="")
+        replace(swap, structure=structure, typed=_typed(structure))
         for swap in conversion.swaps
-        if (structure := chosen[swap.names].structure) is not None
+        if swap.names in chosen and (structure := chosen[swap.names].structure) is not None
     ]
-    dense = [
+    dense += [
         LayerNote(names, "best dense within the budget")
         for names, option in chosen.items()
         if option.structure is None
     ]
-    return replace(conversion, swaps=tuple(swaps), left=(*conversion.left, *dense))
+    spent = sum(option.cost for option in chosen.values())
+    note = f"budget: {budget:g} of the {costs.unit} of {len(chosen)} layers; {spent:.2f} used"
+    return replace(conversion, swaps=tuple(swaps), left=(*conversion.left, *dense), remarks=(note,))
+
+
+def _typed(structure: Structure) -> str:
+    """How a user would write it; without an edge between its factors, the rank is 1."""
+    rank = next((size for edge, size in structure.edges if edge == "AB"), 1)
+    return f"low_rank(rank={rank})"
 
 
 class Costs:
     """What plans cost in a unit; seconds are measured once for each plan, on this machine."""
 
     def __init__(self, unit: BudgetUnit, tokens: int) -> None:
-        self._unit, self._tokens = unit, tokens
+        self.unit, self._tokens = unit, tokens
         self._seconds: dict[tuple[int, int, Structure | None], float] = {}
 
     def of(self, plan: Plan | None, d_in: int, d_out: int, like: Tensor) -> float:
         """The cost of a plan, or of the dense layer."""
-        if self._unit == "flops":
+        if self.unit == "flops":
             return float(d_in * d_out if plan is None else plan.macs)
-        if self._unit == "parameters":
+        if self.unit == "parameters":
             return float(d_in * d_out if plan is None else plan.params)
         key = d_in, d_out, None if plan is None else plan.structure
         if key not in self._seconds:
@@ -185,6 +219,7 @@ class Costs:
     @torch.no_grad()
     def _timed(self, plan: Plan | None, d_in: int, d_out: int, like: Tensor) -> float:
         device, dtype = like.device, like.dtype
+        kept = torch.random.get_rng_state()
         x = torch.randn(self._tokens, d_in, device=device, dtype=dtype)
         layer: nn.Module = nn.Linear(d_in, d_out, device=device, dtype=dtype)
         if plan is not None:
@@ -196,5 +231,6 @@ class Costs:
                 device=device,
                 dtype=dtype,
             )
+        torch.random.set_rng_state(kept)
         (times,) = interleaved({"call": lambda: layer(x)}, _REPEATS).values()
         return min(times)

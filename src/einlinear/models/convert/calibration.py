@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from einlinear.errors import EinlinearError, quote
+from einlinear.errors import EinlinearError, quote, reason
 from einlinear.layers.projection.metric import Metric
 from einlinear.layers.projection.moments import Moments
 from einlinear.models.attention import ProjectedAttention
@@ -41,9 +41,17 @@ class LayerMoments:
     outputs: Moments | None
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether the output of the model was seen to depend on the layer."""
+        return self.outputs is not None and not self.outputs.is_zero
+
+    @property
     def metric(self) -> Metric:
-        """What errors of the weight count; the Frobenius norm if the layer was never called."""
-        outputs = None if self.outputs is None or not self.outputs.count else self.outputs.mean
+        """What errors of the weight count; the Frobenius norm if the layer was never called.
+
+        If no gradient reached the layer, its inputs decide alone.
+        """
+        outputs = self.outputs.mean if self.outputs is not None and self.has_gradient else None
         return Metric(self.inputs.mean if self.inputs.count else None, outputs)
 
 
@@ -68,21 +76,28 @@ def measure_moments(
         loss: what to differentiate, from output and batch; by default, a random measure.
     """
     found = {
-        names: LayerMoments(Moments(d_in), Moments(d_out) if weighting == "both" else None)
+        names: LayerMoments(
+            Moments(d_in, what=f"inputs of layer {names[0]!r}"),
+            Moments(d_out, what=f"gradients at layer {names[0]!r}")
+            if weighting == "both"
+            else None,
+        )
         for names, (d_in, d_out) in layers.items()
     }
     generator = torch.Generator().manual_seed(_SEED)
     count = 0
     with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(weighting == "both"))
         stack.enter_context(_evaluating(model))
-        stack.enter_context(_opened_attention(model))
+        stack.enter_context(_opened_attention(model, layers))
         watch = _Watch(found)
         stack.enter_context(watch.hooked(model))
-        for batch in batches:
+        for batch in _iterated(batches):
             count += 1
-            watch.mask = _mask_of(batch)
-            output = _called(model, batch)
+            watch.mask = _mask_of(batch, model)
+            output = _called(model, batch, count)
             if weighting == "both":
                 watch.differentiate(_measure(output, batch, watch.mask, loss, generator))
     if not count:
@@ -101,31 +116,36 @@ class _Watch:
         self.mask: Tensor | None = None
         self._moments = moments
         self._outputs: list[tuple[Moments, Tensor]] = []
+        self._is_going_back = False
 
     @contextmanager
     def hooked(self, model: nn.Module) -> Iterator[None]:
         with ExitStack() as stack:
             for names, found in self._moments.items():
                 module = model.get_submodule(names[0])
-                handle = module.register_forward_hook(self._hook(found))
+                handle = module.register_forward_hook(self._hook(found), with_kwargs=True)
                 stack.callback(handle.remove)
             yield
 
-    def _hook(self, found: LayerMoments) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
-        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            found.inputs.add(self._visible(args[0]))
+    def _hook(self, found: LayerMoments) -> Callable[..., Tensor | None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
+            if self._is_going_back:  # checkpointed modules are called again
+                return None
+            found.inputs.add(self._visible(args[0] if args else next(iter(kwargs.values()))))
             if found.outputs is None:
                 return None
             watched = output if output.requires_grad else output.detach().requires_grad_()
             self._outputs.append((found.outputs, watched))
-            return watched
+            return watched.clone()  # what follows may write into it
 
         return hook
 
     def differentiate(self, measure: Tensor) -> None:
         """Add the gradients of a measure with respect to all outputs of this batch."""
         tensors = [tensor for _, tensor in self._outputs]
-        gradients = torch.autograd.grad(measure, tensors, allow_unused=True)
+        self._is_going_back = True
+        gradients = torch.autograd.grad(measure, tensors, allow_unused=True) if tensors else ()
+        self._is_going_back = False
         for (moments, _), gradient in zip(self._outputs, gradients, strict=True):
             if gradient is not None:
                 moments.add(self._visible(gradient))
@@ -143,12 +163,25 @@ def _measure(
 ) -> Tensor:
     """The number whose gradients say what matters."""
     if loss is not None:
-        return loss(output, batch)
+        found = loss(output, batch)
+        if not (isinstance(found, Tensor) and found.dim() == 0 and found.requires_grad):
+            raise EinlinearError(
+                what=f"loss returns {_described(found)}",
+                rule="the loss of a batch is one number that can be differentiated",
+                fix="return a tensor computed from the output of the model, such as losses.sum()",
+            )
+        return found
     name, numbers = _main_output(output)
-    if mask is not None and numbers.shape[: mask.dim()] == mask.shape:
+    if not numbers.requires_grad:
+        raise EinlinearError(
+            what="the output of the model cannot be differentiated",
+            rule="calibration on both sides needs gradients of the output",
+            fix="remove no_grad and detach from the model's forward, or give weighting='inputs'",
+        )
+    if mask is not None and numbers.shape[:-1] == mask.shape:
         numbers = numbers[mask.to(numbers.device)]
     numbers = numbers.float()
-    if name == "logits":
+    if name == "logits" and numbers.shape[-1] > 1:
         logs = numbers.flatten(0, -2).log_softmax(-1)
         drawn = torch.multinomial(logs.detach().exp().cpu(), 1, generator=generator)
         return logs.gather(1, drawn.to(logs.device)).sum()
@@ -156,13 +189,20 @@ def _measure(
     return (numbers * signs.to(numbers.device)).sum()
 
 
+def _described(value: object) -> str:
+    """A value in a message, a tensor by its shape."""
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else quote(value)
+
+
 def _main_output(output: Any) -> tuple[str, Tensor]:
     """The output of a model that its errors are measured by, and its name if it has one."""
     if isinstance(output, Tensor):
         return "", output
-    values = {}
+    values: dict[str, Any] = {}
     if isinstance(output, Mapping):
         values = dict(output)
+    elif is_dataclass(output):
+        values = dict(vars(output))
     elif isinstance(output, list | tuple):
         values = {str(place): value for place, value in enumerate(output)}
     floating = {
@@ -180,24 +220,49 @@ def _main_output(output: Any) -> tuple[str, Tensor]:
     return name, floating[name]
 
 
-def _called(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Tensor):
-        return model(batch)
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, list | tuple):
-        return model(*batch)
-    raise EinlinearError(
-        what=f"a calibration batch is {quote(batch)}",
-        rule="a batch is a tensor, a tuple of arguments or a mapping of keyword arguments",
-        fix="give batches as you would call the model: model(batch), model(*batch) or "
-        "model(**batch)",
-    )
+def _iterated(batches: Iterable[Any]) -> Iterable[Any]:
+    """The batches; refuses one batch in their place."""
+    if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
+        raise EinlinearError(
+            what=f"the calibration is {_described(batches)}",
+            rule="calibration is a list, a generator or a loader of batches",
+            fix="put a single batch into a list: calibration=[batch]",
+        )
+    return batches
 
 
-def _mask_of(batch: Any) -> Tensor | None:
+def _called(model: nn.Module, batch: Any, number: int) -> Any:
+    """The output of the model for a batch, however it is given."""
+    if not isinstance(batch, Tensor | Mapping | list | tuple):
+        raise EinlinearError(
+            what=f"a calibration batch is {quote(batch)}",
+            rule="a batch is a tensor, a tuple of arguments or a mapping of keyword arguments",
+            fix="give batches as you would call the model: model(batch), model(*batch) or "
+            "model(**batch)",
+        )
+    try:
+        if isinstance(batch, Tensor):
+            return model(batch)
+        return model(**batch) if isinstance(batch, Mapping) else model(*batch)
+    except EinlinearError:
+        raise
+    except Exception as error:
+        kind = type(batch).__name__
+        labels = "; if a loader adds labels, leave them out: calibration=(x for x, _ in loader)"
+        raise EinlinearError(
+            what=f"the model fails on calibration batch {number}, given as {kind}: {reason(error)}",
+            rule="a tensor is given as model(batch), a tuple or list as model(*batch), a mapping "
+            "as model(**batch)",
+            fix="give batches that the model takes" + labels * isinstance(batch, list | tuple),
+        ) from error
+
+
+def _mask_of(batch: Any, model: nn.Module) -> Tensor | None:
+    """Which positions are not padding; None if unknown, or if two sequences have a mask each."""
     mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
-    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+    is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    is_known = isinstance(mask, Tensor) and mask.dim() == 2 and not is_pair
+    return mask.bool() if isinstance(mask, Tensor) and is_known else None
 
 
 @contextmanager
@@ -213,21 +278,29 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _opened_attention(model: nn.Module) -> Iterator[None]:
-    """Replace attentions that pack their projections by ones that call them, for a while.
+def _opened_attention(model: nn.Module, layers: Iterable[LayerNames]) -> Iterator[None]:
+    """Replace attentions that pack measured projections by ones that call them, for a while.
 
-    All of them: with one left, torch's encoder may take its fused path, which calls no layers.
+    Encoders of torch leave their fused path, which calls no layers.
     """
+    names = [name for group in layers for name in group]
     places = [
         (name, module)
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.MultiheadAttention)
+        and any(other.startswith(f"{name}.") for other in names)
     ]
     opened = {id(module): ProjectedAttention(module, {}).eval() for _, module in places}
-    try:
+    with ExitStack() as stack:
         for name, module in places:
+            stack.callback(put_module_, model, [name], module)
             put_module_(model, [name], opened[id(module)])
+        for encoder in model.modules():
+            if isinstance(encoder, nn.TransformerEncoder):
+                stack.callback(setattr, encoder, "use_nested_tensor", encoder.use_nested_tensor)
+                encoder.use_nested_tensor = False
+            elif isinstance(encoder, nn.TransformerEncoderLayer):
+                kept = encoder.activation_relu_or_gelu
+                stack.callback(setattr, encoder, "activation_relu_or_gelu", kept)
+                encoder.activation_relu_or_gelu = 0
         yield
-    finally:
-        for name, module in places:
-            put_module_(model, [name], module)

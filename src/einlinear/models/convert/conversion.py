@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from einlinear.layers.scaling import ExpertNorm
 from einlinear.models.convert.names import LayerNames, grouped, layer_list, split_names
@@ -101,7 +102,8 @@ class LayerNote:
 class LayerFit:
     """How close a projected layer is to the dense one.
 
-    error: the share of the squared weight that is lost; with calibration, of the squared outputs.
+    error: the share of the squared weight that is lost; with calibration, of the squared outputs,
+        weighted as the conversion says.
     samples: how many vectors of input calibration saw. is_enough: whether at least the width.
     """
 
@@ -126,14 +128,16 @@ class Conversion:
 
     str(conversion) is a table; layers whose names differ only in one number share a line.
 
-    swaps: the layers to replace. Their new weights are randomly initialised.
+    swaps: the layers to replace. Their new weights are randomly initialised, unless there are fits.
     left: the linear layers that stay as they are.
     unseen: the other modules with parameters, such as embeddings and fused experts.
     lost: replaced layers whose weights look trained; convert_ asks before it replaces them.
     unmarked_source: the checkpoint, quoted, that the config names although no weight is marked as
         loaded. Either the model was built from this config, or it is a copy of a part of a loaded
         model; convert_ cannot tell which. "" if there is none.
-    fits: how close projected layers are to the dense ones. is_calibrated: whether on given inputs.
+    fits: how close projected layers are to the dense ones.
+    weighting: what calibration weighted their errors by; None without calibration.
+    remarks: what else the table says.
     """
 
     swaps: tuple[Swap, ...]
@@ -143,7 +147,8 @@ class Conversion:
     lost: tuple[LayerNote, ...] = ()
     unmarked_source: str = ""
     fits: tuple[LayerFit, ...] = ()
-    is_calibrated: bool = False
+    weighting: Literal["inputs", "both"] | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def params_before(self) -> int:
@@ -229,14 +234,20 @@ class Conversion:
     def _error(self, swap: Swap) -> str:
         """What a projected layer loses: "loses 12 %"."""
         fit = next((fit for fit in self.fits if fit.names == swap.names), None)
-        return f"loses {100 * fit.error:.2g} %" if fit is not None else ""
+        return f"loses {_loss_percent(fit.error)}" if fit is not None else ""
 
     def _about_weights(self) -> list[str]:
         """Where the new weights come from."""
         if not self.fits:
             return ["weights: randomly initialised, biases 0"]
-        lost = "outputs on the calibration batches" if self.is_calibrated else "weights"
+        lost = {
+            None: "weights",
+            "inputs": "outputs on the calibration batches",
+            "both": "outputs on the calibration batches, weighted by their effect on the output of "
+            "the model",
+        }[self.weighting]
         notes = [f"weights: projected; losses are shares of the squared {lost}; biases as before"]
+        notes += self.remarks
         few = [fit for fit in self.fits if not fit.is_enough]
         if few:
             most = max(few, key=lambda fit: fit.samples)
@@ -272,6 +283,12 @@ def _facts(swap: Swap, error: str) -> tuple[str, ...]:
         _change(2 * swap.macs_before, 2 * swap.macs_after),
         ", ".join([error] * bool(error) + ["grows"] * swap.grows + padding),
     )
+
+
+def _loss_percent(share: float) -> str:
+    if share < 1e-12:
+        return "0 %"
+    return f"{100 * share:.2g} %" if share >= 1e-4 else "< 0.01 %"
 
 
 def _change(before: int, after: int) -> str:

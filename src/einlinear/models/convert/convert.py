@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
@@ -40,8 +41,8 @@ from einlinear.structures.structure import Structure
 from einlinear.structures.values import one_of
 
 _BEFORE_ADAPTERS = (
-    "convert the model before you add adapters: what they have learned, merged or not, is lost "
-    "with the weights"
+    'convert the model before you add adapters, or merge them and give init="project": what they '
+    "have learned is lost with the weights"
 )
 
 LayerFilter = Callable[[nn.Module, str], bool]
@@ -103,12 +104,15 @@ def convert_(
     """
     init = "project" if budget is not None and init is None else init
     _check_init(init, weight_norm, calibration)
+    _check_loss(loss, weighting, calibration)
     one_of(factor_init, "factor_init", get_args(FactorInit))
     one_of(weighting, "weighting", get_args(Weighting))
     one_of(unit, "unit", get_args(BudgetUnit))
+    if budget is not None:
+        check_budget(budget, tokens)
     conversion = plan_conversion(model, _rules_within(rules, budget, init), where=where)
     if init == "project":
-        check_projectable(conversion)
+        check_projectable(model, conversion)
         moments = None
         if calibration is not None:
             widths = {swap.names: (swap.d_in, swap.d_out) for swap in conversion.swaps}
@@ -185,7 +189,6 @@ def _rules_within(rules: Rules | None, budget: float | None, init: str | None) -
                 fix='give el.convert_(model, "btt"), or budget=0.5 for half of the FLOPs',
             )
         return rules
-    check_budget(budget)
     kept: Rules = {} if rules is None else rules
     if init != "project" or not isinstance(kept, Mapping) or any(kept.values()):
         raise EinlinearError(
@@ -193,7 +196,13 @@ def _rules_within(rules: Rules | None, budget: float | None, init: str | None) -
             rule="with a budget, convert_ chooses structures and projects the old weights",
             fix="leave out init and structures; rules may name layers to keep: {pattern: None}",
         )
-    within: dict[Any, Any] = {**kept, "*": low_rank(rank=1)}
+    if "*" in kept:
+        raise EinlinearError(
+            what=f"a budget with {quote(rules)}",
+            rule="with a budget, rules name the layers to leave alone; these are all",
+            fix="leave out the pattern '*'",
+        )
+    within: dict[Any, Any] = {**kept, re.compile(".*"): low_rank(rank=1)}
     return within
 
 
@@ -217,6 +226,18 @@ def _check_init(
             what='weight_norm=True with init="project"',
             rule="normalisation would shrink projected factors, and so change the weights",
             fix="leave out weight_norm",
+        )
+
+
+def _check_loss(
+    loss: LossOf | None, weighting: Weighting, calibration: Iterable[Any] | None
+) -> None:
+    if loss is not None and (calibration is None or weighting != "both"):
+        missing = "no calibration" if calibration is None else f"weighting={quote(weighting)}"
+        raise EinlinearError(
+            what=f"loss is given with {missing}",
+            rule="the loss is differentiated on calibration batches, for weighting='both'",
+            fix="give calibration=batches and leave out weighting, or leave out loss",
         )
 
 
