@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import einlinear as el
 from einlinear.layers.export import cola as layers_cola
@@ -35,6 +36,13 @@ MAKERS = {
     ),
     "a multiple": lambda ops: 3.0 * ops.Kronecker(dense(ops, 4, 3), dense(ops, 2, 5)),
     "transposed product": lambda ops: ops.Transpose(MAKERS["three matrices"](ops)),
+    "a multiple of a multiple": lambda ops: 3 * (2 * dense(ops, 7, 5)),
+    "minus a multiple of a kronecker": lambda ops: -(0.5 * MAKERS["kronecker"](ops)),
+    "a multiple of a transposed multiple": lambda ops: 3 * (2 * MAKERS["three matrices"](ops)).T,
+    "transposed twice": lambda ops: ops.Transpose(3 * ops.Adjoint(MAKERS["kronecker"](ops))),
+    "a product of products": lambda ops: ops.Product(
+        dense(ops, 6, 5), ops.Transpose(2 * ops.Product(dense(ops, 7, 2), dense(ops, 2, 5)))
+    ),
     "transposed": lambda ops: ops.Kronecker(dense(ops, 4, 3), dense(ops, 2, 5)).T,
 }
 
@@ -49,6 +57,21 @@ def test_operators_become_layers_and_operators_again(name, ops):
     torch.testing.assert_close(layer(x).detach(), x @ wanted.t())
     torch.testing.assert_close(layer.to_cola().to_dense().detach(), wanted)
     assert layer.bias is None
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_layers_of_operators_are_saved(name, ops, tmp_path):
+    layer = el.from_cola(MAKERS[name](ops))
+
+    def plain():
+        return nn.Sequential(nn.Linear(layer.in_features, layer.out_features, bias=False))
+
+    el.save(nn.Sequential(layer), tmp_path)
+    loaded = el.load(tmp_path, plain)[0]
+    assert type(loaded) is type(layer)
+    x = torch.randn(3, layer.in_features, dtype=torch.float64)
+    assert torch.equal(loaded.to_dense(), layer.to_dense())
+    assert torch.equal(loaded(x), layer(x))
 
 
 @pytest.mark.parametrize("weight_norm", [True, False])

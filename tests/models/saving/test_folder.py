@@ -477,3 +477,30 @@ def test_the_files_hold_no_pickle(tmp_path):
     json.loads((tmp_path / "einlinear.json").read_text())
     header = (tmp_path / "model.safetensors").read_bytes()[8:]
     assert re.match(rb'\{"0\.A":\{"dtype":"F32"', header)
+
+
+@pytest.mark.parametrize("base", [el.EinsumLinear, el.MoELinear, el.MoEFeedForward])
+def test_layers_of_other_classes_are_refused(base, tmp_path):
+    class Doubled(base):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    options = {} if base is el.MoEFeedForward else {"structure": "btt"}
+    if base is not el.EinsumLinear:
+        options |= {"num_experts": 4}
+    model = nn.Sequential(nn.ReLU(), Doubled(16, 16, **options))
+    with pytest.raises(el.EinlinearError, match=r"(?s)layer '1' is of the class Doubled.*rule: .*"
+                       r"exactly EinsumLinear, KroneckerLinear, .*fix: .*state_dict"):  # fmt: skip
+        el.save(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_class_that_fsdp_puts_in_front_is_no_other_class():
+    from torch.distributed.fsdp import FSDPModule
+
+    from einlinear.models.saving.saved_layer import describe_layers
+
+    model = converted()
+    wanted = describe_layers(model)
+    model[0].__class__ = type("FSDPEinsumLinear", (FSDPModule, el.EinsumLinear), {})
+    assert describe_layers(model) == wanted

@@ -407,3 +407,77 @@ def test_el_save_takes_models_of_hugging_face_too(tmp_path):
     model = converted()
     el.save(model, tmp_path)
     assert_same(model, el.load(tmp_path, gpt2).eval())
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_model_with_the_same_config_stays_plain(make, tmp_path):
+    model = make()
+    config = model.config
+    other = type(model)(config).eval()
+    before = config.to_dict()
+    el.convert_(model, "btt(rank=2)")
+    assert other.config is config
+    assert config.to_dict() == before
+    other.save_pretrained(tmp_path / "other")
+    assert "einlinear" not in (tmp_path / "other" / "config.json").read_text()
+    assert_same(other, type(model).from_pretrained(tmp_path / "other"))
+    held = [value for module in model.modules() for value in vars(module).values()]
+    assert not any(value is config for value in held)
+    model.eval().save_pretrained(tmp_path / "model")
+    assert_same(model, type(model).from_pretrained(tmp_path / "model"))
+
+
+def test_parts_of_a_converted_model_share_its_config():
+    model = converted(llama)
+    assert model.model.config is model.config
+    assert model.model.layers[0].self_attn.config is model.config
+    own = model.config
+    el.convert_(model, {"lm_head": "btt"})
+    assert model.config is own
+
+
+def test_a_teacher_next_to_its_student_stays_plain(tmp_path):
+    student = gpt2()
+    both = nn.ModuleDict({"student": student, "teacher": hf.GPT2LMHeadModel(student.config)})
+    el.convert_(both, {"student.transformer.*": "btt"})
+    teacher = both["teacher"].eval()
+    teacher.save_pretrained(tmp_path)
+    assert "einlinear" not in (tmp_path / "config.json").read_text()
+    assert_same(teacher, hf.GPT2LMHeadModel.from_pretrained(tmp_path))
+
+
+def test_a_plain_model_with_the_config_of_a_converted_one(tmp_path):
+    """Nothing of ours sees it being saved; loading tells what to do."""
+    converted().save_pretrained(tmp_path / "model")
+    plain = hf.GPT2LMHeadModel(hf.AutoConfig.from_pretrained(tmp_path / "model")).eval()
+    plain.save_pretrained(tmp_path / "plain")
+    with refused("files of the model lack", "at random", "plain model .* remove quantization_c"):
+        hf.GPT2LMHeadModel.from_pretrained(tmp_path / "plain")
+    fields = "quantization_config", "fusion_config"
+    mended = without(tmp_path / "plain", tmp_path / "mended", *fields)
+    assert_same(plain, hf.GPT2LMHeadModel.from_pretrained(mended))
+    el.convert_(plain, "low_rank(rank=3)")
+    plain.save_pretrained(tmp_path / "again")
+    assert_same(plain, hf.GPT2LMHeadModel.from_pretrained(tmp_path / "again"))
+
+
+def test_layers_of_other_classes_are_refused_when_saved(tmp_path):
+    class Doubled(el.EinsumLinear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = llama()
+    model.model.layers[0].mlp.up_proj = Doubled(32, 80, bias=False, structure="btt")
+    el.convert_(model, {"*self_attn*": "btt"})
+    with refused("'model.layers.0.mlp.up_proj' is of the class Doubled", "exactly", "state_dict"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*"))
+
+
+def test_a_kronecker_product_of_cola(tmp_path):
+    ops = pytest.importorskip("cola").ops
+    model = converted(llama, {"*self_attn*": "btt"})
+    factors = ops.Dense(torch.randn(8, 4)), ops.Dense(torch.randn(10, 8))
+    model.model.layers[0].mlp.up_proj = el.from_cola(ops.Kronecker(*factors))
+    model.save_pretrained(tmp_path)
+    assert_same(model, hf.LlamaForCausalLM.from_pretrained(tmp_path))

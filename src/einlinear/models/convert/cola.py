@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.export.cola import cola_module, weight_operator
+from einlinear.layers.export.cola import cola_module
+from einlinear.layers.kronecker import KroneckerLinear
 from einlinear.layers.linear import EinsumLinear
 from einlinear.structures.named import dense, low_rank
 from einlinear.structures.structure import Structure
@@ -27,7 +28,8 @@ def from_cola(operator: Any) -> EinsumLinear:
     """A layer without bias and normalisation whose dense form is a CoLA operator.
 
     Takes Dense, Product of Dense (a layer of low rank, cut at its narrowest place), Kronecker of
-    up to six operators, and multiples and transposes of these. Needs the package cola-ml.
+    up to six operators, and multiples and transposes of these, nested as you like. Needs the
+    package cola-ml.
     """
     ops = cola_module("from_cola").ops
     is_operator = isinstance(operator, ops.LinearOperator)
@@ -35,22 +37,38 @@ def from_cola(operator: Any) -> EinsumLinear:
         raise _not_supported(operator, "it is no LinearOperator of CoLA with torch's tensors")
     if operator.dtype.is_complex:
         raise _not_supported(operator, f"its dtype is {operator.dtype}")
-    is_turned = isinstance(operator, ops.Transpose | ops.Adjoint)
-    inner = operator.A if is_turned else operator
-    parts = list(inner.Ms) if isinstance(inner, ops.Product) else [inner]
-    scale = prod([part.c for part in parts if isinstance(part, ops.ScalarMul)])
-    parts = [part for part in parts if not isinstance(part, ops.ScalarMul)]
+    scale, parts = _flat(ops, operator)
     with torch.no_grad():
-        if len(parts) == 1 and isinstance(parts[0], ops.Kronecker):
-            matrices = [matrix.to_dense() for matrix in parts[0].Ms]
-            layer = _kronecker(operator, [m.t() for m in matrices] if is_turned else matrices)
-        elif parts and all(isinstance(part, ops.Dense) for part in parts):
-            matrices = [part.to_dense() for part in parts]
-            layer = _product([m.t() for m in reversed(matrices)] if is_turned else matrices)
+        if len(parts) == 1 and isinstance(parts[0][0], ops.Kronecker):
+            kronecker, is_turned = parts[0]
+            layer = _kronecker(operator, [_matrix(part, is_turned) for part in kronecker.Ms])
+        elif parts and all(isinstance(part, ops.Dense) for part, _ in parts):
+            layer = _product([_matrix(*part) for part in parts])
         else:
             raise _not_supported(operator, "it has no structure that a layer can have")
         layer.get_parameter("A").mul_(scale)
     return layer
+
+
+def _flat(ops: Any, operator: Any, is_turned: bool = False) -> tuple[Any, list[tuple[Any, bool]]]:
+    """The scale of an operator and the factors of its product, each with whether it is transposed.
+
+    Multiples, products and transposes may be nested.
+    """
+    if isinstance(operator, ops.ScalarMul):
+        return operator.c, []
+    if isinstance(operator, ops.Transpose | ops.Adjoint):
+        return _flat(ops, operator.A, not is_turned)
+    if not isinstance(operator, ops.Product):
+        return 1, [(operator, is_turned)]
+    inner = [_flat(ops, part, is_turned) for part in operator.Ms]
+    parts = [own for _, own in (reversed(inner) if is_turned else inner)]
+    return prod(scale for scale, _ in inner), list(chain.from_iterable(parts))
+
+
+def _matrix(operator: Any, is_turned: bool) -> Tensor:
+    matrix: Tensor = operator.to_dense()
+    return matrix.t() if is_turned else matrix
 
 
 def _product(matrices: Sequence[Tensor]) -> EinsumLinear:
@@ -100,46 +118,6 @@ def _filled(
         factor: Tensor = getattr(layer, letter)
         factor.copy_(matrix.t().reshape(factor.shape))
     return layer
-
-
-class KroneckerLinear(EinsumLinear):
-    """A Kronecker product A x B x ... with its features in the usual order, A outermost.
-
-    An EinsumLinear orders features as its steps need them; here they are put in order before the
-    first step and after the last.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer to the last axis of x."""
-        edges = self.plan.x_edges
-        y = super().forward(self._ordered(x, sorted(edges), edges))
-        return self._ordered(y, self.plan.y_edges, sorted(self.plan.y_edges))
-
-    def to_dense(self) -> Tensor:
-        """The effective weight, (out_features, in_features), like nn.Linear.weight."""
-        y, x = self.plan.y_edges, self.plan.x_edges
-        rows = self._ordered(super().to_dense(), x, sorted(x))
-        return self._ordered(rows.t(), y, sorted(y)).t()
-
-    def to_cola(self) -> Any:
-        """The effective weight as a lazy LinearOperator of CoLA."""
-        y, x = self.plan.y_edges, self.plan.x_edges
-        inner = super().to_cola()
-
-        def product(x_td: Tensor) -> Tensor:
-            y_ot: Tensor = inner @ self._ordered(x_td, sorted(x), x).t()
-            return self._ordered(y_ot.t(), y, sorted(y))
-
-        return weight_operator(
-            product, (self.out_features, self.in_features), self.get_parameter("A")
-        )
-
-    def _ordered(self, rows: Tensor, before: Sequence[str], after: Sequence[str]) -> Tensor:
-        """Rows whose axes are in another order."""
-        sizes, start = self.plan.sizes, rows.dim() - 1
-        split = rows.reshape(*rows.shape[:-1], *(sizes[edge] for edge in before))
-        axes = [start + before.index(edge) for edge in after]
-        return split.permute(*range(start), *axes).reshape(rows.shape)
 
 
 def _not_supported(operator: object, reason: str) -> EinlinearError:

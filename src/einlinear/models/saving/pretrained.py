@@ -9,6 +9,7 @@ random ones, with no more than a report. Two things prevent that, whatever its v
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,12 @@ from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError, quote
 from einlinear.layers.computed import PLACEHOLDER_SHAPE
-from einlinear.models.saving.saved_layer import SavedLayer, describe_layers, read_layers
+from einlinear.models.saving.saved_layer import (
+    SavedLayer,
+    StructuredLayer,
+    describe_layers,
+    read_layers,
+)
 from einlinear.show.numbers import listed
 from einlinear.version import __version__
 
@@ -48,33 +54,57 @@ def mark_pretrained_(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, base):
             continue
-        others: Any = getattr(module, "hf_quantizer", None)
-        is_foreign = others is not None and not isinstance(others, ours)
         own = {id(inner) for inner in module.modules()}
+        is_outermost = id(module) not in inside
+        if is_outermost and not any(isinstance(m, StructuredLayer) for m in module.modules()):
+            continue
+        others: Any = getattr(module, "hf_quantizer", None)
+        is_part = module is model and _may_be_a_part(module)
+        if is_outermost and not is_part and not isinstance(others, ours):
+            _own_config_(module)
+        is_foreign = others is not None and not isinstance(others, ours)
         if is_foreign:
             _ask_for_(module.config, _BOTH)
             foreign |= own
         elif id(module) not in foreign:
-            if id(module) not in inside:
-                describe_in_config_(module)
-            module.hf_quantizer = ours.of(describe_pretrained(module))
+            layers = describe_layers(module, only_known=True)  # saving refuses the others
+            if is_outermost:
+                describe_in_config_(module, layers)
+            module.hf_quantizer = ours.of(describe_pretrained(layers))
         inside |= own
 
 
-def describe_pretrained(model: nn.Module) -> dict[str, Any]:
-    """Describe the structured layers that a model has now, for its config."""
+def _may_be_a_part(model: Any) -> bool:
+    """Whether a model may be the body of another, which is then saved with the same config."""
+    return model.base_model is model and model.get_output_embeddings() is None
+
+
+def _own_config_(model: nn.Module) -> None:
+    """Give a model a copy of its config, which other models may hold too.
+
+    Modules inside share the copy, and its parts, as they shared the original.
+    """
+    copies: dict[int, Any] = {}
+    copy.deepcopy(model.config, copies)
+    for module in model.modules():
+        held = vars(module)
+        held.update({name: copies[id(v)] for name, v in held.items() if id(v) in copies})
+
+
+def describe_pretrained(layers: Iterable[SavedLayer]) -> dict[str, Any]:
+    """Describe the structured layers of a model for its config."""
     return {
         "quant_method": METHOD,
         "schema": PRETRAINED_SCHEMA,
         "einlinear": __version__,
-        "groups": pack_layers(describe_layers(model)),
+        "groups": pack_layers(layers),
     }
 
 
-def describe_in_config_(model: nn.Module) -> None:
-    """Write the structured layers that a Hugging Face model has now to its config."""
+def describe_in_config_(model: nn.Module, layers: Iterable[SavedLayer]) -> None:
+    """Write the structured layers of a Hugging Face model to its config."""
     config: Any = model.config
-    config.quantization_config = describe_pretrained(model)
+    config.quantization_config = describe_pretrained(layers)
     _ask_for_(config, LINE_TO_ADD)
 
 
@@ -170,5 +200,7 @@ def check_loaded(model: nn.Module) -> None:
         raise EinlinearError(
             what=f"the files of the model lack {listed(missing, 5)}",
             rule="every weight of a structured layer is loaded; none is drawn at random",
-            fix="save the converted model again with save_pretrained",
+            fix="save the converted model again with save_pretrained; if the files are of a plain "
+            "model with the config of a converted one, remove quantization_config and "
+            "fusion_config from config.json",
         )

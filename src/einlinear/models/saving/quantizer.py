@@ -130,7 +130,7 @@ class EinlinearQuantizer(HfQuantizer):
                 )
         self._shapes = {}
         check_loaded(model)
-        describe_in_config_(model)
+        describe_in_config_(model, describe_layers(model))
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor] | None, Any]:
         """Return the tensors to save; describe the layers that the model has now in its config."""
@@ -139,8 +139,9 @@ class EinlinearQuantizer(HfQuantizer):
         own: nn.Module = model
         if getattr(model.config, "distributed_config", None) is None:
             check_whole(own)  # transformers takes no gathered weights from a quantizer's caller
-        describe_in_config_(model)
-        return {**own.state_dict(), **placeholders(describe_layers(own))}, {}
+        layers = describe_layers(own)
+        describe_in_config_(model, layers)
+        return {**own.state_dict(), **placeholders(layers)}, {}
 
 
 def _keep_from_initialising_(model: nn.Module, layers: Iterable[SavedLayer]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from einlinear.errors import EinlinearError
 from einlinear.files.fields import typed
+from einlinear.layers.kronecker import KroneckerLinear
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.layers import MoEFeedForward, MoELinear
 from einlinear.layers.scaling import ExpertNorm, FactorInit
@@ -18,6 +19,14 @@ from einlinear.structures.plan import make_plan
 from einlinear.structures.text import parse
 
 StructuredLayer: TypeAlias = EinsumLinear | MoELinear | MoEFeedForward
+LayerKind = Literal["EinsumLinear", "KroneckerLinear", "MoELinear", "MoEFeedForward"]
+
+_KINDS: dict[type[nn.Module], LayerKind] = {
+    EinsumLinear: "EinsumLinear",
+    KroneckerLinear: "KroneckerLinear",
+    MoELinear: "MoELinear",
+    MoEFeedForward: "MoEFeedForward",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,7 @@ class SavedLayer:
     """
 
     names: tuple[str, ...]
-    kind: Literal["EinsumLinear", "MoELinear", "MoEFeedForward"]
+    kind: LayerKind
     in_features: int
     out_features: int
     bias: bool
@@ -52,24 +61,37 @@ class SavedLayer:
         return asdict(self)
 
 
-def describe_layers(model: nn.Module) -> tuple[SavedLayer, ...]:
-    """Describe every structured layer of a model once, under all its names."""
+def describe_layers(model: nn.Module, *, only_known: bool = False) -> tuple[SavedLayer, ...]:
+    """Describe every structured layer of a model once, under all its names.
+
+    Layers of other classes, such as subclasses, are refused or, with only_known, left out.
+    """
     names: dict[int, list[str]] = {}
     layers: dict[int, StructuredLayer] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, StructuredLayer):
+        if isinstance(module, StructuredLayer) and not (only_known and _kind(module) is None):
             names.setdefault(id(module), []).append(name)
             layers[id(module)] = module
     return tuple(describe_layer(layer, tuple(names[key])) for key, layer in layers.items())
 
 
 def describe_layer(layer: StructuredLayer, names: tuple[str, ...]) -> SavedLayer:
-    """Describe one structured layer."""
+    """Describe one structured layer; refuse one whose class a file cannot name."""
+    kind = _kind(layer)
+    if kind is None:
+        raise EinlinearError(
+            what=f"layer {names[0]!r} is of the class {type(layer).__name__}, which cannot be "
+            "saved with what decides it",
+            rule=f"a layer is saved if its class is exactly {', '.join(_KINDS.values())}; others "
+            "may compute something else from the same weights",
+            fix="save the weights alone, torch.save(model.state_dict(), path), and load them into "
+            "a model that your own code creates",
+        )
     dtype = str(next(layer.parameters()).dtype).removeprefix("torch.")
     if isinstance(layer, MoEFeedForward):
         return SavedLayer(
             names,
-            "MoEFeedForward",
+            kind,
             layer.d_model,
             layer.d_hidden,
             layer.up_bias is not None,
@@ -80,7 +102,7 @@ def describe_layer(layer: StructuredLayer, names: tuple[str, ...]) -> SavedLayer
         )
     saved = SavedLayer(
         names,
-        "EinsumLinear",
+        kind,
         layer.in_features,
         layer.out_features,
         layer.bias is not None,
@@ -95,12 +117,18 @@ def describe_layer(layer: StructuredLayer, names: tuple[str, ...]) -> SavedLayer
         return saved
     return replace(
         saved,
-        kind="MoELinear",
         num_experts=layer.num_experts,
         num_active=layer.num_active,
         expert_norm=layer.expert_norm,
         expert_gain=layer.gain is not None,
     )
+
+
+def _kind(layer: nn.Module) -> LayerKind | None:
+    kind, *bases = type(layer).__mro__
+    if bases[0].__name__ == "FSDPModule":  # FSDP2 puts a class of its own in front
+        kind = bases[1]
+    return _KINDS.get(kind)
 
 
 def read_layers(values: object) -> tuple[SavedLayer, ...]:
@@ -143,8 +171,9 @@ def _make(saved: SavedLayer, dtype: torch.dtype) -> StructuredLayer:
             bias=saved.bias,
             dtype=dtype,
         )
-    if saved.kind == "EinsumLinear":
-        return EinsumLinear(
+    if saved.kind != "MoELinear":
+        kind = KroneckerLinear if saved.kind == "KroneckerLinear" else EinsumLinear
+        return kind(
             saved.in_features,
             saved.out_features,
             saved.bias,
