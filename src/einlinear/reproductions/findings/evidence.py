@@ -12,7 +12,7 @@ from einlinear.errors import EinlinearError
 from einlinear.files.whole import parse_object
 from einlinear.landscapes.cells import LandscapeCell
 from einlinear.laws.observations import Observations, structure_label
-from einlinear.reproductions.findings.layers import BTT, DENSE_LAYERS
+from einlinear.reproductions.findings.layers import BTT, DENSE_LAYERS, MIXTURES, PLACES
 from einlinear.reproductions.findings.rates import read_cells
 from einlinear.runs.record import RunRecord
 from einlinear.runs.sources import read_records
@@ -28,7 +28,12 @@ TUNING_FILES = {"tuning": "", "pixels-tuning": "pixels", "regression-tuning": "a
 STUDY_FILES = (*TUNING_FILES, "structures", "moe", "heads", "muon", "pixels", "regression")
 """Files of packed records, by the name of the study."""
 
-_ALSO = {"moe": (DENSE_LAYERS,), "heads": (BTT,), "muon": (DENSE_LAYERS, BTT)}
+_ALSO = {
+    "moe": (DENSE_LAYERS,),
+    "places": (DENSE_LAYERS,),
+    "heads": (BTT,),
+    "muon": (DENSE_LAYERS, BTT),
+}
 """Layers of the study of structures that another study is compared with."""
 
 
@@ -98,6 +103,8 @@ def read_evidence(folder: Path) -> Evidence:
         for name in STUDY_FILES
         if (path := folder / f"{name}.jsonl").exists()
     }
+    if "moe" in records:
+        records |= _without_places(records["moe"])
     if "structures" not in records:
         raise EinlinearError(
             what=f"there is no structures.jsonl in {folder}",
@@ -112,3 +119,15 @@ def read_evidence(folder: Path) -> Evidence:
         for cell in read_cells(parse_object(path.read_text(encoding="utf-8")))
     ]
     return Evidence(records, read_step_times(times) if times.exists() else None, tuple(cells))
+
+
+def _without_places(records: Collection[RunRecord]) -> dict[str, tuple[RunRecord, ...]]:
+    """The mixtures, and apart from them the experts in some of the layers, which have few widths.
+
+    Laws are fitted to the inner widths of all layers of a study, or of none.
+    """
+    some = set(PLACES) - set(MIXTURES)
+    return {
+        "moe": tuple(r for r in records if label_of(r) not in some),
+        "places": tuple(r for r in records if label_of(r) in PLACES),
+    }

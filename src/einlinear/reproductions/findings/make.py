@@ -111,11 +111,11 @@ def _beyond(evidence: Evidence, found: Findings, folder: Path) -> list[Section]:
     sections = [exponent_effects(found)]
     if evidence.times is not None:
         sections.insert(0, in_seconds(found, evidence))
-    if set(PLACES) <= set(map(label_of, evidence.records.get("moe", ()))):
+    if set(PLACES) <= set(map(label_of, evidence.records.get("places", ()))):
         pairs = [(name, DENSE_LAYERS) for name in PLACES]
         title = "Which layers should have experts?"
         intro = "Two active experts of 8, BTT in all layers; the experts in some of them only."
-        sections.append(variations(evidence, "moe", pairs, title, intro))
+        sections.append(variations(evidence, "places", pairs, title, intro))
     if "muon" in evidence.records:
         pairs = [(f"{name} muon", name) for name in (DENSE_LAYERS, BTT)]
         pairs += [(f"{BTT} muon", f"{DENSE_LAYERS} muon")]

@@ -19,7 +19,7 @@ EARLIER = 10.0
 """Ratios are also given where the reference has spent this many times less compute."""
 
 _FAR = 1000.0
-_LEAST_SIZES = 3  # that remain without the two ends of a frontier
+_LEAST_SIZES = 2  # that remain without the two ends of a frontier
 
 
 @dataclass(frozen=True, eq=False)
