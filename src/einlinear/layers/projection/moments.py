@@ -7,7 +7,7 @@ from torch import Tensor
 
 from einlinear.errors import EinlinearError
 
-_ROWS = 8192  # vectors that are in float64 at a time
+_ROWS = 1024  # whose products are summed before they are added in float64
 
 
 class Moments:
@@ -59,13 +59,23 @@ class Moments:
                 fix=f"give a tensor of shape (..., {self.width})",
             )
         rows = vectors.detach().reshape(-1, self.width)
-        for first in range(0, len(rows), _ROWS):
-            numbers = rows[first : first + _ROWS].to(self._sum.device, torch.float64)
-            if not bool(numbers.isfinite().all()):
-                raise EinlinearError(
-                    what=f"{self._what} contain numbers that are infinite or not a number",
-                    rule="second moments are means over all calibration batches",
-                    fix="find the batch that makes them; calibrate in float32 if they overflow",
-                )
-            self._sum.addmm_(numbers.T, numbers)
-            self.count += len(numbers)
+        if not bool(rows.isfinite().all()):
+            raise EinlinearError(
+                what=f"{self._what} contain numbers that are infinite or not a number",
+                rule="second moments are means over all calibration batches",
+                fix="find the batch that makes them; calibrate in float32 if they overflow",
+            )
+        summed_products(self._sum, rows, rows)
+        self.count += len(rows)
+
+
+def summed_products(total: Tensor, left_tl: Tensor, right_tr: Tensor) -> None:
+    """Add the sum of l r^T over pairs of rows to a total in float64.
+
+    A few rows at a time are multiplied in float32 if that is what they are, twice as fast.
+    """
+    dtype = torch.promote_types(left_tl.dtype, torch.float32)
+    for first in range(0, len(left_tl), _ROWS):
+        left = left_tl[first : first + _ROWS].to(total.device, dtype)
+        right = right_tr[first : first + _ROWS].to(total.device, dtype)
+        total += left.T @ right

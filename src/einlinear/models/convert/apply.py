@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.scaling import FactorInit
+from einlinear.models.convert.anchoring import anchor_, sharing_copy
 from einlinear.models.convert.calibration import LayerMoments, Weighting
 from einlinear.models.convert.conversion import Conversion, LayerFit, Swap
 from einlinear.models.convert.names import LayerNames, layer_list
@@ -27,11 +29,23 @@ def apply_swaps_(
     *,
     weight_norm: bool = True,
     factor_init: FactorInit = "spectral",
-    fill: Callable[[Site, nn.Module], None] | None = None,
 ) -> None:
-    """Replace the layers; all new layers are created before the first is put in place.
+    """Replace the layers; all new layers are created before the first is put in place."""
+    layers = _new_layers(model, swaps, weight_norm=weight_norm, factor_init=factor_init)
+    put_layers_(model, layers)
 
-    `fill` sets the weights of a new layer from the site that it replaces.
+
+def _new_layers(
+    model: nn.Module,
+    swaps: Iterable[Swap],
+    *,
+    weight_norm: bool = True,
+    factor_init: FactorInit = "spectral",
+    fill: Callable[[Site, nn.Module], None] | None = None,
+) -> list[tuple[Site, nn.Module]]:
+    """The new layers, with the sites that they replace.
+
+    `fill` sets the weights of a new layer from its site.
     """
     sites = {site.names: site for site in find_sites(model)}
     layers: list[tuple[Site, nn.Module]] = []
@@ -48,31 +62,47 @@ def apply_swaps_(
         if fill is not None:
             fill(site, layer)
         layers.append((site, layer))
-    put_layers_(model, layers)
+    return layers
 
 
 def project_swaps_(
-    model: nn.Module, conversion: Conversion, moments: dict[LayerNames, LayerMoments] | None
+    model: nn.Module,
+    conversion: Conversion,
+    moments: dict[LayerNames, LayerMoments] | None,
+    anchors: Sequence[Any] = (),
 ) -> Conversion:
-    """Replace layers by the closest structured ones; return the conversion with their errors."""
-    fits: list[LayerFit] = []
+    """Replace layers by the closest structured ones; return the conversion with their errors.
+
+    With batches as anchors, the layers are then fitted to the outputs of the original model.
+    """
+    fits: dict[LayerNames, LayerFit] = {}
+    sensitivity: dict[LayerNames, Tensor | None] = {}
 
     def fill(site: Site, new: nn.Module) -> None:
         assert isinstance(new, EinsumLinear), "experts are not projected"
         own = None if moments is None else moments.pop(site.names)
         weight, bias = dense_parameters(site)
-        error = new.project_(weight, None if own is None else own.metric)
+        metric = None if own is None else own.metric
+        sensitivity[site.names] = None if metric is None else metric.outputs
+        error = new.project_(weight, metric)
         if new.bias is not None and bias is not None:
             new.bias.data.copy_(bias.detach())
         seen = (0, True) if own is None else (own.inputs.count, own.inputs.is_enough)
-        fits.append(LayerFit(site.names, error, *seen))
+        fits[site.names] = LayerFit(site.names, error, *seen)
 
     weighting: Weighting | None = None
     if moments is not None:
         weighting = "both" if any(own.has_gradient for own in moments.values()) else "inputs"
     with torch.random.fork_rng(devices=[]):  # fresh weights that are not kept
-        apply_swaps_(model, conversion.swaps, weight_norm=False, fill=fill)
-    return replace(conversion, lost=(), fits=tuple(fits), weighting=weighting)
+        layers = _new_layers(model, conversion.swaps, weight_norm=False, fill=fill)
+    if anchors:
+        converted = sharing_copy(model)
+        places = {site.names: site for site in find_sites(converted)}
+        put_layers_(converted, [(places[site.names], layer) for site, layer in layers])
+        for names, error in anchor_(converted, model, fits, anchors, sensitivity).items():
+            fits[names] = replace(fits[names], error=error)
+    put_layers_(model, layers)
+    return replace(conversion, lost=(), fits=tuple(fits.values()), weighting=weighting)
 
 
 def check_projectable(model: nn.Module, conversion: Conversion) -> None:

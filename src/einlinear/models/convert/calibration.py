@@ -17,19 +17,26 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from einlinear.errors import EinlinearError, quote, reason
+from einlinear.errors import EinlinearError
 from einlinear.layers.projection.metric import Metric
 from einlinear.layers.projection.moments import Moments
-from einlinear.models.attention import ProjectedAttention
+from einlinear.models.convert.batches import (
+    called,
+    described,
+    evaluating,
+    input_of,
+    iterated,
+    mask_of,
+    opened_attention,
+    visible,
+)
 from einlinear.models.convert.names import LayerNames
-from einlinear.models.saving.placing import put_module_
 
 Weighting = Literal["inputs", "both"]
 LossOf = Callable[[Any, Any], Tensor]
 """From the output of a model and its batch to a loss."""
 
 _SEED = 0
-_MASK = "attention_mask"  # of Hugging Face: 0 where there is padding
 _NAMED = ("logits", "last_hidden_state")  # the output to measure, if a model returns several
 
 
@@ -90,14 +97,14 @@ def measure_moments(
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(weighting == "both"))
-        stack.enter_context(_evaluating(model))
-        stack.enter_context(_opened_attention(model, layers))
+        stack.enter_context(evaluating(model))
+        stack.enter_context(opened_attention(model, layers))
         watch = _Watch(found)
         stack.enter_context(watch.hooked(model))
-        for batch in _iterated(batches):
+        for batch in iterated(batches):
             count += 1
-            watch.mask = _mask_of(batch, model)
-            output = _called(model, batch, count)
+            watch.mask = mask_of(batch, model)
+            output = called(model, batch, count)
             if weighting == "both":
                 watch.differentiate(_measure(output, batch, watch.mask, loss, generator))
     if not count:
@@ -131,7 +138,7 @@ class _Watch:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
             if self._is_going_back:  # checkpointed modules are called again
                 return None
-            found.inputs.add(self._visible(args[0] if args else next(iter(kwargs.values()))))
+            found.inputs.add(visible(input_of(args, kwargs), self.mask))
             if found.outputs is None:
                 return None
             watched = output if output.requires_grad else output.detach().requires_grad_()
@@ -148,14 +155,8 @@ class _Watch:
         self._is_going_back = False
         for (moments, _), gradient in zip(self._outputs, gradients, strict=True):
             if gradient is not None:
-                moments.add(self._visible(gradient))
+                moments.add(visible(gradient, self.mask))
         self._outputs.clear()
-
-    def _visible(self, tensor: Tensor) -> Tensor:
-        """The vectors that are not padding."""
-        if self.mask is None or tensor.shape[:-1] != self.mask.shape:
-            return tensor
-        return tensor[self.mask.to(tensor.device)]
 
 
 def _measure(
@@ -166,7 +167,7 @@ def _measure(
         found = loss(output, batch)
         if not (isinstance(found, Tensor) and found.dim() == 0 and found.requires_grad):
             raise EinlinearError(
-                what=f"loss returns {_described(found)}",
+                what=f"loss returns {described(found)}",
                 rule="the loss of a batch is one number that can be differentiated",
                 fix="return a tensor computed from the output of the model, such as losses.sum()",
             )
@@ -187,11 +188,6 @@ def _measure(
         return logs.gather(1, drawn.to(logs.device)).sum()
     signs = torch.randint(0, 2, numbers.shape, generator=generator) * 2.0 - 1.0
     return (numbers * signs.to(numbers.device)).sum()
-
-
-def _described(value: object) -> str:
-    """A value in a message, a tensor by its shape."""
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else quote(value)
 
 
 def _main_output(output: Any) -> tuple[str, Tensor]:
@@ -218,89 +214,3 @@ def _main_output(output: Any) -> tuple[str, Tensor]:
         )
     name = next((known for known in _NAMED if known in floating), next(iter(floating)))
     return name, floating[name]
-
-
-def _iterated(batches: Iterable[Any]) -> Iterable[Any]:
-    """The batches; refuses one batch in their place."""
-    if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
-        raise EinlinearError(
-            what=f"the calibration is {_described(batches)}",
-            rule="calibration is a list, a generator or a loader of batches",
-            fix="put a single batch into a list: calibration=[batch]",
-        )
-    return batches
-
-
-def _called(model: nn.Module, batch: Any, number: int) -> Any:
-    """The output of the model for a batch, however it is given."""
-    if not isinstance(batch, Tensor | Mapping | list | tuple):
-        raise EinlinearError(
-            what=f"a calibration batch is {quote(batch)}",
-            rule="a batch is a tensor, a tuple of arguments or a mapping of keyword arguments",
-            fix="give batches as you would call the model: model(batch), model(*batch) or "
-            "model(**batch)",
-        )
-    try:
-        if isinstance(batch, Tensor):
-            return model(batch)
-        return model(**batch) if isinstance(batch, Mapping) else model(*batch)
-    except EinlinearError:
-        raise
-    except Exception as error:
-        kind = type(batch).__name__
-        labels = "; if a loader adds labels, leave them out: calibration=(x for x, _ in loader)"
-        raise EinlinearError(
-            what=f"the model fails on calibration batch {number}, given as {kind}: {reason(error)}",
-            rule="a tensor is given as model(batch), a tuple or list as model(*batch), a mapping "
-            "as model(**batch)",
-            fix="give batches that the model takes" + labels * isinstance(batch, list | tuple),
-        ) from error
-
-
-def _mask_of(batch: Any, model: nn.Module) -> Tensor | None:
-    """Which positions are not padding; None if unknown, or if two sequences have a mask each."""
-    mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
-    is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    is_known = isinstance(mask, Tensor) and mask.dim() == 2 and not is_pair
-    return mask.bool() if isinstance(mask, Tensor) and is_known else None
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into eval mode; afterwards, every module has its flag again."""
-    flags = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
-
-
-@contextmanager
-def _opened_attention(model: nn.Module, layers: Iterable[LayerNames]) -> Iterator[None]:
-    """Replace attentions that pack measured projections by ones that call them, for a while.
-
-    Encoders of torch leave their fused path, which calls no layers.
-    """
-    names = [name for group in layers for name in group]
-    places = [
-        (name, module)
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.MultiheadAttention)
-        and any(other.startswith(f"{name}.") for other in names)
-    ]
-    opened = {id(module): ProjectedAttention(module, {}).eval() for _, module in places}
-    with ExitStack() as stack:
-        for name, module in places:
-            stack.callback(put_module_, model, [name], module)
-            put_module_(model, [name], opened[id(module)])
-        for encoder in model.modules():
-            if isinstance(encoder, nn.TransformerEncoder):
-                stack.callback(setattr, encoder, "use_nested_tensor", encoder.use_nested_tensor)
-                encoder.use_nested_tensor = False
-            elif isinstance(encoder, nn.TransformerEncoderLayer):
-                kept = encoder.activation_relu_or_gelu
-                stack.callback(setattr, encoder, "activation_relu_or_gelu", kept)
-                encoder.activation_relu_or_gelu = 0
-        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
@@ -15,6 +15,7 @@ from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.routing import Routed
 from einlinear.layers.scaling import FactorInit
 from einlinear.models.convert.apply import apply_swaps_, check_projectable, project_swaps_
+from einlinear.models.convert.batches import iterated
 from einlinear.models.convert.budget import BudgetUnit, Costs, check_budget, within_budget
 from einlinear.models.convert.calibration import (
     LossOf,
@@ -60,6 +61,7 @@ def convert_(
     calibration: Iterable[Any] | None = None,
     weighting: Weighting = "both",
     loss: LossOf | None = None,
+    anchored: bool = False,
     weight_norm: bool | None = None,
     factor_init: FactorInit = "spectral",
 ) -> Conversion:
@@ -98,6 +100,10 @@ def convert_(
             much the output of the model depends on its outputs, which needs a backward pass.
         loss: for "both", the loss that matters, from the output of the model and the batch; by
             default, any change of the output does.
+        anchored: whether to fit the layers once more after projection, one after the other, to the
+            outputs of the original layers, on the inputs that they get in the converted model. Each
+            makes up for errors before it. Takes up to as many passes over the calibration as there
+            are layers.
         weight_norm: whether the new layers normalise their factors; by default, unless they are
             projected, whose factors it would shrink.
         factor_init: the standard deviation of their fresh factors, as in EinsumLinear.
@@ -105,6 +111,7 @@ def convert_(
     init = "project" if budget is not None and init is None else init
     _check_init(init, weight_norm, calibration)
     _check_loss(loss, weighting, calibration)
+    _check_anchored(anchored, calibration)
     one_of(factor_init, "factor_init", get_args(FactorInit))
     one_of(weighting, "weighting", get_args(Weighting))
     one_of(unit, "unit", get_args(BudgetUnit))
@@ -114,13 +121,16 @@ def convert_(
     if init == "project":
         check_projectable(model, conversion)
         moments = None
+        anchors: Sequence[Any] = ()
         if calibration is not None:
+            if anchored:  # they are needed again and again
+                calibration = anchors = list(iterated(calibration))
             widths = {swap.names: (swap.d_in, swap.d_out) for swap in conversion.swaps}
             moments = measure_moments(model, widths, calibration, weighting=weighting, loss=loss)
         if budget is not None:
             costs = Costs(unit, tokens)
             conversion = within_budget(model, conversion, moments or {}, budget, costs)
-        conversion = project_swaps_(model, conversion, moments)
+        conversion = project_swaps_(model, conversion, moments, anchors)
         mark_pretrained_(model)
         return conversion
     if conversion.lost and init is None:
@@ -238,6 +248,15 @@ def _check_loss(
             what=f"loss is given with {missing}",
             rule="the loss is differentiated on calibration batches, for weighting='both'",
             fix="give calibration=batches and leave out weighting, or leave out loss",
+        )
+
+
+def _check_anchored(anchored: bool, calibration: Iterable[Any] | None) -> None:
+    if anchored and calibration is None:
+        raise EinlinearError(
+            what="anchored=True without calibration",
+            rule="layers are fitted to what the original model does on calibration batches",
+            fix='give calibration=batches and init="project" or budget=...',
         )
 
 
