@@ -298,14 +298,13 @@ def _check_sites(model: nn.Module, sites: tuple[Site, ...]) -> None:
     if any(name in ("", site.part) for site in sites for name in site.names):
         raise EinlinearError(
             what=f"the model itself is a {type(model).__name__}",
-            rule="convert_ replaces layers inside a model; the model itself stays the same object",
+            rule="layers are replaced inside a model; the model itself stays the same object",
             fix="put it into a container, nn.Sequential(layer), or create an el.EinsumLinear",
         )
     if not sites:
         raise EinlinearError(
             what=f"{type(model).__name__} has no linear layer to replace",
-            rule="convert_ replaces nn.Linear, nn.MultiheadAttention and the Conv1D of Hugging "
-            "Face",
+            rule="linear layers: nn.Linear, nn.MultiheadAttention and the Conv1D of Hugging Face",
             fix="give a model that contains such layers; convert each model only once",
         )
 
