@@ -34,6 +34,7 @@ CONTRACT = [
     "heads",
     "moe",
     "lora",
+    "upcycle_",
     "adapt_",
     "merge_",
     "remove_adapters_",

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from einlinear.models.convert.experts import moe as moe
     from einlinear.models.convert.heads import heads as heads
     from einlinear.models.convert.lora import lora as lora
+    from einlinear.models.convert.upcycle import upcycle_ as upcycle_
     from einlinear.models.generate import generate as generate
     from einlinear.models.gpt import GPT as GPT
     from einlinear.models.mlp import MLP as MLP
@@ -172,6 +173,7 @@ _HOMES = {
     "remove_adapters_": "models.adapters.merge",
     "save_adapters": "models.adapters.adapter_folder",
     "load_adapters_": "models.adapters.adapter_folder",
+    "upcycle_": "models.convert.upcycle",
     "lora": "models.convert.lora",
     "save": "models.saving.folder",
     "load": "models.saving.folder",

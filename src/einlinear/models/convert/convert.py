@@ -14,7 +14,12 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.routing import Routed
 from einlinear.layers.scaling import FactorInit
-from einlinear.models.convert.apply import apply_swaps_, check_projectable, project_swaps_
+from einlinear.models.convert.apply import (
+    apply_swaps_,
+    check_projectable,
+    check_without_experts,
+    project_swaps_,
+)
 from einlinear.models.convert.budget import BudgetUnit, Costs, check_budget, within_budget
 from einlinear.models.convert.calibration import (
     LossOf,
@@ -104,7 +109,7 @@ def convert_(
     """
     init = "project" if budget is not None and init is None else init
     _check_init(init, weight_norm, calibration)
-    _check_loss(loss, weighting, calibration)
+    check_loss(loss, weighting, calibration)
     one_of(factor_init, "factor_init", get_args(FactorInit))
     one_of(weighting, "weighting", get_args(Weighting))
     one_of(unit, "unit", get_args(BudgetUnit))
@@ -113,6 +118,7 @@ def convert_(
     conversion = plan_conversion(model, _rules_within(rules, budget, init), where=where)
     if init == "project":
         check_projectable(model, conversion)
+        check_without_experts(conversion)
         moments = None
         if calibration is not None:
             widths = {swap.names: (swap.d_in, swap.d_out) for swap in conversion.swaps}
@@ -229,9 +235,10 @@ def _check_init(
         )
 
 
-def _check_loss(
+def check_loss(
     loss: LossOf | None, weighting: Weighting, calibration: Iterable[Any] | None
 ) -> None:
+    """Refuse a loss that would not be used."""
     if loss is not None and (calibration is None or weighting != "both"):
         missing = "no calibration" if calibration is None else f"weighting={quote(weighting)}"
         raise EinlinearError(
