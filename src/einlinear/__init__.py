@@ -51,6 +51,13 @@ if TYPE_CHECKING:
     from einlinear.layers.scaling import rsgd_rates as rsgd_rates
     from einlinear.layers.scaling import vector_scaling as vector_scaling
     from einlinear.layers.tune import tune as tune
+    from einlinear.models.adapted import AdaptedLinear as AdaptedLinear
+    from einlinear.models.adapters.adapt import adapt_ as adapt_
+    from einlinear.models.adapters.adaptation import Adaptation as Adaptation
+    from einlinear.models.adapters.adapter_folder import load_adapters_ as load_adapters_
+    from einlinear.models.adapters.adapter_folder import save_adapters as save_adapters
+    from einlinear.models.adapters.merge import merge_ as merge_
+    from einlinear.models.adapters.merge import remove_adapters_ as remove_adapters_
     from einlinear.models.convert.cola import from_cola as from_cola
     from einlinear.models.convert.conversion import Conversion as Conversion
     from einlinear.models.convert.convert import convert_ as convert_
@@ -58,6 +65,7 @@ if TYPE_CHECKING:
     from einlinear.models.convert.experts import moe as moe
     from einlinear.models.convert.heads import heads as heads
     from einlinear.models.convert.lora import lora as lora
+    from einlinear.models.convert.upcycle import upcycle_ as upcycle_
     from einlinear.models.generate import generate as generate
     from einlinear.models.gpt import GPT as GPT
     from einlinear.models.mlp import MLP as MLP
@@ -158,6 +166,14 @@ _HOMES = {
     "scaling_table": "models.mup.groups",
     "init_": "models.mup.init",
     "Muon": "models.mup.muon",
+    "AdaptedLinear": "models.adapted",
+    "Adaptation": "models.adapters.adaptation",
+    "adapt_": "models.adapters.adapt",
+    "merge_": "models.adapters.merge",
+    "remove_adapters_": "models.adapters.merge",
+    "save_adapters": "models.adapters.adapter_folder",
+    "load_adapters_": "models.adapters.adapter_folder",
+    "upcycle_": "models.convert.upcycle",
     "lora": "models.convert.lora",
     "save": "models.saving.folder",
     "load": "models.saving.folder",

@@ -16,7 +16,7 @@ from einlinear.layers.machine import room_for
 from einlinear.layers.norm import normalised
 from einlinear.layers.projection.metric import Metric
 from einlinear.layers.projection.moments import Moments
-from einlinear.layers.projection.project import project
+from einlinear.layers.projection.project import project, trainable_factors
 from einlinear.layers.reference import dense_weight
 from einlinear.layers.scaling import FactorInit, Scaling, factor_scaling, vector_scaling
 from einlinear.layers.variants import choose_variant, fitting_variants, multiply
@@ -141,11 +141,8 @@ class EinsumLinear(nn.Module):
                 fix="create the layer with weight_norm=False",
             )
         found = project(self.plan, weight, metric)
-        is_zero = not any(bool(factor.any()) for factor in found.factors.values())
-        for name, factor in found.factors.items():
-            # Of a weight of zeros, one factor is zero: with all of them zero, none has a gradient.
-            if not is_zero or name == self._names[-1]:
-                getattr(self, name).data.copy_(factor)
+        for name, factor in trainable_factors(found.factors, self._names[-1]).items():
+            getattr(self, name).data.copy_(factor)
         return found.error
 
     @property

@@ -176,6 +176,40 @@ def projection_of(source: nn.MultiheadAttention, name: str) -> nn.Module:
     return linear.train(source.training)
 
 
+def packed_attention(source: ProjectedAttention) -> nn.MultiheadAttention | None:
+    """Return the nn.MultiheadAttention with these projections; None unless all are dense."""
+    *inputs, out = layers = [source.get_submodule(name) for name in PROJECTIONS]
+    has_bias = {getattr(layer, "bias", None) is not None for layer in layers}
+    if not all(isinstance(layer, nn.Linear) for layer in layers) or len(has_bias) > 1:
+        return None
+    packed = nn.MultiheadAttention(
+        source.embed_dim,
+        source.num_heads,
+        source.dropout,
+        bias=has_bias.pop(),
+        kdim=source.kdim,
+        vdim=source.vdim,
+        batch_first=source.batch_first,
+        device="meta",
+    )
+    weights = [layer.get_parameter("weight") for layer in inputs]
+    if packed.in_proj_weight is not None:
+        packed.in_proj_weight = _stacked(weights)
+    else:
+        for name, weight in zip(PROJECTIONS, weights, strict=False):
+            packed.register_parameter(f"{name}_weight", nn.Parameter(weight, weight.requires_grad))
+    if packed.in_proj_bias is not None:
+        packed.in_proj_bias = _stacked([layer.get_parameter("bias") for layer in inputs])
+    packed.register_module("out_proj", out)
+    packed.training = source.training
+    return packed
+
+
+def _stacked(parts: list[nn.Parameter]) -> nn.Parameter:
+    is_trained = any(part.requires_grad for part in parts)
+    return nn.Parameter(torch.cat([part.detach() for part in parts]), is_trained)
+
+
 def _copied(parameter: nn.Parameter, rows: slice) -> nn.Parameter:
     return nn.Parameter(parameter.detach()[rows].clone(), parameter.requires_grad)
 

@@ -11,7 +11,7 @@ from torch import nn
 import einlinear as el
 from einlinear.files.seals import sealed
 from einlinear.layers.linear import EinsumLinear
-from einlinear.models.saving import folder as room
+from einlinear.models.saving import sealed_folder as room
 from kit.twins import shake_
 
 

@@ -23,6 +23,8 @@ from einlinear.layers.moe.fused import can_fuse, gate_and_experts
 from einlinear.layers.moe.operators import multiply_experts
 from einlinear.layers.moe.routing import Gate, Routed
 from einlinear.layers.norm import common_scales, normalised_experts
+from einlinear.layers.projection.metric import Metric
+from einlinear.layers.projection.project import project, trainable_factors
 from einlinear.layers.reference import dense_weight
 from einlinear.layers.scaling import (
     ExpertNorm,
@@ -133,6 +135,34 @@ class MoELinear(Routed):
     def reset_parameters(self) -> None:
         """Initialise the factors of all experts randomly, bias and gate to 0, gains to 1."""
         self.draw_(self.param_scaling())
+
+    @torch.no_grad()
+    def project_(self, weight: Tensor, metric: Metric | None = None) -> float:
+        """Set all experts to the factors whose matrix is closest to a dense weight; gains to 1.
+
+        The weights of the active experts add up to 1, so the layer computes what one such matrix
+        does, wherever the gate sends a token.
+
+        Args:
+            weight: the dense weight, laid out like nn.Linear.weight.
+            metric: what errors count; the Frobenius norm if left out.
+
+        Returns:
+            The share of the squared norm of the weight that is lost, in this metric.
+        """
+        if self.weight_norm or self.shard is not None:
+            problem = "has weight normalisation" if self.weight_norm else "is sharded"
+            raise EinlinearError(
+                what=f"the layer {problem}",
+                rule="a projected weight needs all experts, with factors of any size",
+                fix="create the layer with weight_norm=False, project it, then shard it",
+            )
+        found = project(self.plan, weight, metric)
+        for name, factor in trainable_factors(found.factors, self._names[-1]).items():
+            getattr(self, name).data.copy_(factor)  # to every expert
+        if self.gain is not None:
+            self.gain.data.fill_(1.0)
+        return found.error
 
     def to_dense(self) -> Tensor:
         """The effective weights of local experts, (num_experts, out_features, in_features)."""

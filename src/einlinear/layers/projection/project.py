@@ -100,6 +100,15 @@ def rank_errors(weight_oi: Tensor, metric: Metric, *, damping: float = 1e-3) -> 
     return torch.where(lost > _ROUNDING, lost, 0.0)
 
 
+def trainable_factors(factors: dict[str, Tensor], last: str) -> dict[str, Tensor]:
+    """The factors to copy: all; of a weight of zeros only the last.
+
+    With all factors zero, none has a gradient; with the others fresh, the last one has.
+    """
+    is_zero = not any(bool(factor.any()) for factor in factors.values())
+    return {last: factors[last]} if is_zero else factors
+
+
 def balanced(plan: Plan, factors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same weight with factors whose sizes are to each other as those of fresh ones.
 

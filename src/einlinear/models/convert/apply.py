@@ -79,7 +79,7 @@ def project_swaps_(
     sensitivity: dict[LayerNames, Tensor | None] = {}
 
     def fill(site: Site, new: nn.Module) -> None:
-        assert isinstance(new, EinsumLinear), "experts are not projected"
+        assert isinstance(new, EinsumLinear | MoELinear), "a swap makes one of the two"
         own = None if moments is None else moments.pop(site.names)
         weight, bias = dense_parameters(site)
         metric = None if own is None else own.metric
@@ -125,12 +125,17 @@ def check_projectable(model: nn.Module, conversion: Conversion) -> None:
             rule="an adapter and the layer it adapts are one weight; each alone is not",
             fix="merge the adapters into the model first, or convert the model before you add them",
         )
+
+
+def check_without_experts(conversion: Conversion) -> None:
+    """Raise an error if a layer to project would become a mixture."""
     mixed = [swap.names for swap in conversion.swaps if swap.num_experts]
     if mixed:
         raise EinlinearError(
             what=f'experts with init="project": {layer_list(mixed, 5)}',
-            rule="only layers without experts can be projected",
-            fix='give a structure without experts, or init="fresh"',
+            rule="convert_ projects only layers without experts",
+            fix="start experts from the old weights with el.upcycle_(model, rules), give a "
+            'structure without experts, or init="fresh"',
         )
 
 

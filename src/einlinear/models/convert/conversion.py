@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from einlinear.layers.scaling import ExpertNorm
-from einlinear.models.convert.names import LayerNames, grouped, layer_list, split_names
+from einlinear.models.convert.names import (
+    LayerNames,
+    NamedRow,
+    grouped,
+    layer_list,
+    split_names,
+)
 from einlinear.show.numbers import amount, counted
 from einlinear.show.tables import RULE, text_table, wrapped
 from einlinear.structures.named import named_call
@@ -200,10 +206,7 @@ class Conversion:
         return str(self)  # what a prompt shows after convert_
 
     def _table(self) -> str:
-        """Return the replaced layers under their structures, and totals.
-
-        If names are too long, layers are listed under the modules that hold them.
-        """
+        """Return the replaced layers under their structures, and totals."""
         sections = {
             shown: grouped(
                 (swap.names, _facts(swap, self._error(swap)))
@@ -220,16 +223,7 @@ class Conversion:
         has_notes = any(facts[-1] for rows in sections.values() for _, facts in rows)
         head = ("layer", "in -> out", "parameters", "FLOPs per token", "notes" * has_notes)
 
-        def lines(is_split: bool) -> Iterator[Sequence[str] | str]:
-            for title, rows in sections.items():
-                yield title
-                for name, facts in split_names(rows) if is_split else rows:
-                    yield (name if is_split else f"  {name}", *facts) if facts else name
-            yield from (RULE, *totals)
-
-        _, rule, *_ = text_table(head, lines(is_split=False)).splitlines()
-        body = lines(is_split=len(rule) > _WIDTH)
-        return text_table(head, body, left=len(head), width=_WIDTH)
+        return layer_table(head, sections, totals)
 
     def _error(self, swap: Swap) -> str:
         """What a projected layer loses: "loses 12 %"."""
@@ -273,6 +267,26 @@ class Conversion:
                 "checkpoint that the config names: nothing marks them as loaded"
             )
         return notes
+
+
+def layer_table(
+    head: Sequence[str], sections: Mapping[str, Sequence[NamedRow]], totals: Sequence[Sequence[str]]
+) -> str:
+    """Format rows of layers under the titles of their sections, and totals.
+
+    If names are too long, layers are listed under the modules that hold them.
+    """
+
+    def lines(is_split: bool) -> Iterator[Sequence[str] | str]:
+        for title, rows in sections.items():
+            yield title
+            for name, facts in split_names(rows) if is_split else rows:
+                yield (name if is_split else f"  {name}", *facts) if facts else name
+        yield from (RULE, *totals)
+
+    _, rule, *_ = text_table(head, lines(is_split=False)).splitlines()
+    body = lines(is_split=len(rule) > _WIDTH)
+    return text_table(head, body, left=len(head), width=_WIDTH)
 
 
 def _facts(swap: Swap, error: str) -> tuple[str, ...]:

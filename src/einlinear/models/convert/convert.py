@@ -14,7 +14,12 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.routing import Routed
 from einlinear.layers.scaling import FactorInit
-from einlinear.models.convert.apply import apply_swaps_, check_projectable, project_swaps_
+from einlinear.models.convert.apply import (
+    apply_swaps_,
+    check_projectable,
+    check_without_experts,
+    project_swaps_,
+)
 from einlinear.models.convert.batches import iterated
 from einlinear.models.convert.budget import BudgetUnit, Costs, check_budget, within_budget
 from einlinear.models.convert.calibration import (
@@ -110,7 +115,7 @@ def convert_(
     """
     init = "project" if budget is not None and init is None else init
     _check_init(init, weight_norm, calibration)
-    _check_loss(loss, weighting, calibration)
+    check_loss(loss, weighting, calibration)
     _check_anchored(anchored, calibration)
     one_of(factor_init, "factor_init", get_args(FactorInit))
     one_of(weighting, "weighting", get_args(Weighting))
@@ -120,6 +125,7 @@ def convert_(
     conversion = plan_conversion(model, _rules_within(rules, budget, init), where=where)
     if init == "project":
         check_projectable(model, conversion)
+        check_without_experts(conversion)
         moments = None
         anchors: Sequence[Any] = ()
         if calibration is not None:
@@ -239,9 +245,10 @@ def _check_init(
         )
 
 
-def _check_loss(
+def check_loss(
     loss: LossOf | None, weighting: Weighting, calibration: Iterable[Any] | None
 ) -> None:
+    """Refuse a loss that would not be used."""
     if loss is not None and (calibration is None or weighting != "both"):
         missing = "no calibration" if calibration is None else f"weighting={quote(weighting)}"
         raise EinlinearError(
@@ -317,14 +324,13 @@ def _check_sites(model: nn.Module, sites: tuple[Site, ...]) -> None:
     if any(name in ("", site.part) for site in sites for name in site.names):
         raise EinlinearError(
             what=f"the model itself is a {type(model).__name__}",
-            rule="convert_ replaces layers inside a model; the model itself stays the same object",
+            rule="layers are replaced inside a model; the model itself stays the same object",
             fix="put it into a container, nn.Sequential(layer), or create an el.EinsumLinear",
         )
     if not sites:
         raise EinlinearError(
             what=f"{type(model).__name__} has no linear layer to replace",
-            rule="convert_ replaces nn.Linear, nn.MultiheadAttention and the Conv1D of Hugging "
-            "Face",
+            rule="linear layers: nn.Linear, nn.MultiheadAttention and the Conv1D of Hugging Face",
             fix="give a model that contains such layers; convert each model only once",
         )
 

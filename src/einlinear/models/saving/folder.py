@@ -8,38 +8,37 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from einlinear.errors import EinlinearError, cannot_write, quote
+from einlinear.errors import EinlinearError, quote
 from einlinear.files.fields import typed
-from einlinear.files.seals import sealed, unseal_
-from einlinear.files.tensors import load_tensors, write_tensors
-from einlinear.files.whole import as_path, checked_reading, parse_object, write_whole
+from einlinear.files.whole import as_path
+from einlinear.models.adapted import AdaptedLinear
 from einlinear.models.saving.restore import restore_layers_
 from einlinear.models.saving.saved_layer import SavedLayer, describe_layers, read_layers
+from einlinear.models.saving.sealed_folder import FolderFormat
 from einlinear.models.saving.weights import distinct_tensors, set_tensors_
-from einlinear.version import __version__
 
-FORMAT = "einlinear model"
-MODEL_SCHEMA = 1
-"""The version of the format. A change that older versions cannot read needs a new number."""
-WEIGHTS = "model.safetensors"
-DESCRIPTION = "einlinear.json"
-
-_NEXT = f"{WEIGHTS}.next"  # the new weights, until the new description is in place
-_AGAIN = "save the model again, or restore the folder from a copy"
+MODEL_FORMAT = FolderFormat(
+    "einlinear model",
+    1,
+    "model.safetensors",
+    "einlinear.json",
+    noun="saved model",
+    content="model",
+    saved_by="el.save",
+    loaded_by="el.load",
+)
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The fields of the description, besides format and schema."""
+    """The fields of the description."""
 
-    einlinear: str
     layers: tuple[Any, ...]
     tied: dict[str, str]
-    weights_seal: str
 
 
 def save(model: nn.Module, path: str | Path) -> Path:
@@ -57,6 +56,7 @@ def save(model: nn.Module, path: str | Path) -> Path:
             fix="give the model first, then the folder: el.save(model, path)",
         )
     model = getattr(model, "_orig_mod", model)  # of torch.compile
+    _check_adapters(model)
     layers = describe_layers(model)
     if not layers:
         raise EinlinearError(
@@ -65,16 +65,8 @@ def save(model: nn.Module, path: str | Path) -> Path:
             fix="convert the model first, el.convert_(model, ...); save others with torch",
         )
     tensors, tied = distinct_tensors(model)
-    _check_folder(folder)
-    seal = write_tensors(folder / _NEXT, {name: t.cpu() for name, t in tensors.items()})
-    header = _Header(__version__, tuple(layer.as_json() for layer in layers), tied, seal)
-    # Until the next line is done, the folder holds the earlier model; after it, the new one.
-    values = {"format": FORMAT, "schema": MODEL_SCHEMA, **asdict(header)}
-    write_whole(folder / DESCRIPTION, sealed(values))
-    try:
-        (folder / _NEXT).replace(folder / WEIGHTS)
-    except OSError as error:
-        raise cannot_write(folder / WEIGHTS, error) from error
+    header = _Header(tuple(layer.as_json() for layer in layers), tied)
+    MODEL_FORMAT.write(folder, asdict(header), tensors)
     return folder
 
 
@@ -99,11 +91,10 @@ def load(
     """
     folder = as_path(path, "the path of the model")
     _check_dtype(dtype)
-    header, layers = _read_description(folder)
-    tensors = _read_weights(folder, header.weights_seal)
+    (layers, tied), tensors = MODEL_FORMAT.read(folder, _parsed)
     model = _made(make_model)
     restore_layers_(model, layers)
-    set_tensors_(model, tensors, header.tied, device=device, dtype=dtype)
+    set_tensors_(model, tensors, tied, device=device, dtype=dtype)
     return model
 
 
@@ -134,74 +125,17 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
     )
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse to write among files that are not those of a saved model."""
-    try:
-        found = sorted(item.name for item in folder.iterdir()) if folder.exists() else []
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    own = {WEIGHTS, DESCRIPTION, _NEXT, f"{_NEXT}.part", f"{DESCRIPTION}.part"}
-    is_ours = DESCRIPTION in found and _is_ours(folder / DESCRIPTION)
-    strange = [name for name in found if name not in own or name == WEIGHTS or name == DESCRIPTION]
-    if strange and not is_ours:
-        raise EinlinearError(
-            what=f"{folder} holds other files: {', '.join(strange[:5])}",
-            rule="a model is saved to a new or empty folder, or over a model that el.save wrote",
-            fix="give the path of a new folder",
-        )
+def _check_adapters(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, AdaptedLinear):
+            raise EinlinearError(
+                what=f"layer {name!r} has an adapter",
+                rule="el.save writes models without adapters, which are saved on their own",
+                fix="merge them first, el.merge_(model), or save them alone: "
+                "el.save_adapters(model, path)",
+            )
 
 
-def _is_ours(path: Path) -> bool:
-    try:
-        return parse_object(path.read_bytes()).get("format") == FORMAT
-    except (OSError, ValueError):
-        return False
-
-
-def _read_description(folder: Path) -> tuple[_Header, tuple[SavedLayer, ...]]:
-    path = folder / DESCRIPTION
-    if not path.is_file():
-        is_hugging_face = (folder / "config.json").is_file()
-        raise EinlinearError(
-            what=f"{folder} is not a saved model: it has no {DESCRIPTION}",
-            rule="el.load reads a folder that el.save wrote",
-            fix="this folder is for Hugging Face: AutoModel.from_pretrained(path)"
-            if is_hugging_face
-            else "give the folder that you gave to el.save",
-        )
-    with checked_reading(path, rule="a saved model is read as it was written", fix=_AGAIN):
-        values = parse_object(path.read_bytes())
-        _check_format(path, values)
-        unseal_(values)
-        fields = {name: values[name] for name in values if name not in ("format", "schema")}
-        header: _Header = typed(_Header, fields, "it")
-        return header, read_layers(list(header.layers))
-
-
-def _check_format(path: Path, values: dict[str, Any]) -> None:
-    found, schema = values.get("format"), values.get("schema")
-    if found != FORMAT:
-        raise EinlinearError(
-            what=f"{path} has the format {quote(found)}",
-            rule=f'the description of a saved model has the format "{FORMAT}"',
-            fix="give the folder that you gave to el.save",
-        )
-    if schema != MODEL_SCHEMA:
-        raise EinlinearError(
-            what=f"{path} has the schema {quote(schema)}, written by einlinear "
-            f"{quote(values.get('einlinear'))}",
-            rule=f"einlinear {__version__} reads schema {MODEL_SCHEMA}",
-            fix="install the version of einlinear that wrote it, or a later one",
-        )
-
-
-def _read_weights(folder: Path, seal: str) -> dict[str, Tensor]:
-    """Read the weights; those of a save that was interrupted just before its end, too."""
-    path = folder / WEIGHTS
-    with checked_reading(path, rule="a saved model is read as it was written", fix=_AGAIN):
-        try:
-            return load_tensors(path, seal)
-        except (OSError, ValueError):
-            if not (folder / _NEXT).is_file():
-                raise
-            return load_tensors(folder / _NEXT, seal)
+def _parsed(values: dict[str, Any]) -> tuple[tuple[SavedLayer, ...], dict[str, str]]:
+    header: _Header = typed(_Header, values, "it")
+    return read_layers(list(header.layers)), header.tied

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.moe.routing import Gate, Routed
+from einlinear.models.adapted import AdaptedLinear
 from einlinear.models.attention import (
     PROJECTIONS,
     projection_of,
@@ -25,6 +26,7 @@ HEAD_NAMES = frozenset(
 )
 """The last part of the name of an output head."""
 
+_ADAPTED = "it has an adapter; merge it with el.merge_(model), or drop it: el.remove_adapters_"
 _HEAD_NAMES_WHEN_ALONE = frozenset({"fc_out"})  # in some models every block has one
 
 
@@ -57,10 +59,11 @@ class Site:
 def find_sites(model: nn.Module) -> tuple[Site, ...]:
     """Return every linear layer of the model once, with all its names, in registration order.
 
-    Linear layers are nn.Linear and its subclasses, the Conv1D of Hugging Face, and the four
-    projections of nn.MultiheadAttention. Layers that are structured already are left out.
+    Linear layers are nn.Linear and its subclasses, the Conv1D of Hugging Face, the four projections
+    of nn.MultiheadAttention, and adapted layers, which cannot be replaced. Layers that are
+    structured already are left out.
     """
-    paths = _paths(model)
+    paths = module_paths(model)
     around = Surroundings.of(model)
     inside = {
         id(module.out_proj) for module, _ in paths if isinstance(module, nn.MultiheadAttention)
@@ -69,6 +72,9 @@ def find_sites(model: nn.Module) -> tuple[Site, ...]:
     for module, names in paths:
         if isinstance(module, nn.MultiheadAttention):
             sites += _attention_sites(module, names, paths, around)
+        elif isinstance(module, AdaptedLinear):
+            shape = module.in_features, module.out_features
+            sites.append(Site(names, module, "", *shape, module.weight, module.bias, _ADAPTED))
         elif (
             id(module) not in inside
             and not isinstance(module, Gate)
@@ -89,9 +95,14 @@ def dense_parameters(site: Site) -> tuple[Tensor, Tensor | None]:
 
 
 def structured_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Return the names of every layer that is structured already."""
+    """Return the names of every layer that is structured already; adapters are none."""
     known = EinsumLinear | Routed
-    return tuple(names for module, names in _paths(model) if isinstance(module, known))
+    updates = {id(module.update) for module in model.modules() if isinstance(module, AdaptedLinear)}
+    return tuple(
+        names
+        for module, names in module_paths(model)
+        if isinstance(module, known) and id(module) not in updates
+    )
 
 
 def output_heads(model: nn.Module, sites: tuple[Site, ...]) -> frozenset[str]:
@@ -144,11 +155,12 @@ class _Layer:
 def _layers(model: nn.Module, sites: tuple[Site, ...]) -> list[_Layer]:
     """Return all linear layers, dense and structured, in registration order."""
     order = {id(module): i for i, module in enumerate(model.modules())}
+    structured = structured_names(model)
     found = [(order[id(s.module)], _Layer(s.names, s.d_in, s.d_out)) for s in sites]
     found += [
         (order[id(module)], _Layer(names, module.in_features, module.out_features))
-        for module, names in _paths(model)
-        if isinstance(module, EinsumLinear | MoELinear)
+        for module, names in module_paths(model)
+        if isinstance(module, EinsumLinear | MoELinear) and names in structured
     ]
     return [layer for _, layer in sorted(found, key=lambda item: item[0])]
 
@@ -171,7 +183,7 @@ def _has_sibling(layer: _Layer, layers: list[_Layer]) -> bool:
     )
 
 
-def _paths(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
+def module_paths(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
     """Return every module once, with all its qualified names."""
     names: dict[int, list[str]] = {}
     modules: dict[int, nn.Module] = {}
