@@ -13,11 +13,13 @@ from einlinear.cli.main import main
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SLOW = {
-    "test_python": ["docs/search.md"],
+    "test_python": ["docs/export.md", "docs/search.md"],
     "test_commands": [
         "README.md",
         "docs/report.md",
+        "docs/reproduce.md",
         "docs/search.md",
+        "docs/sweeps.md",
         "docs/training-runs.md",
         "docs/tutorial.md",
     ],
@@ -73,11 +75,23 @@ def test_the_readme_takes_a_newcomer_to_a_trained_model(capsys):
 
 
 def test_the_readme_says_what_comes_out(capsys):
-    first = blocks(ROOT / "README.md", "python")[1]
-    exec(first, {"el": el, "torch": torch})
+    plan = next(b for b in blocks(ROOT / "README.md", "python") if "make_plan" in b)
+    exec(plan, {"el": el, "torch": torch})
     out = capsys.readouterr().out
     assert "...ga,gaf,fge->...fe {'XA': 32, 'XAB': 32," in out
     assert "16.0 1024" in out
+
+
+def test_the_readme_halves_a_trained_model(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained = next(b for b in blocks(ROOT / "README.md", "python") if "budget=0.5" in b)
+    torch.manual_seed(0)
+    made = {"el": el, "torch": torch, "nn": torch.nn}
+    exec(trained, made)
+    assert "budget: 0.5 of the flops" in capsys.readouterr().out
+    assert any(isinstance(module, el.EinsumLinear) for module in made["trained"])
+    x = torch.randn(5, 64)
+    assert torch.equal(made["trained"](x), made["loaded"](x))
 
 
 def test_the_page_on_models_shows_the_table(capsys):

@@ -25,6 +25,7 @@ def test_every_example_is_listed():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs(name):
     out = run_script(EXAMPLES / f"{name}.py", *SMALL.get(name, []))

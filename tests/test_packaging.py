@@ -84,6 +84,7 @@ def test_an_editable_install_has_the_engine_that_was_built_last(source):
     assert list(folder.glob("_engine.*")) == []
 
 
+@pytest.mark.slow
 def test_a_source_distribution_has_every_page_that_its_pages_link_to(source):
     archive, _ = build(source, "sdist")
     with tarfile.open(archive) as held:

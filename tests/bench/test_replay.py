@@ -96,6 +96,7 @@ def test_methods_do_not_look_at_losses_that_they_have_not_paid_for(table):
         assert again.best_by_law() == session.best_by_law()
 
 
+@pytest.mark.slow
 def test_the_search_is_better_than_random_search_with_as_much():
     ours, theirs = [], []
     for seed in range(4):

@@ -66,6 +66,7 @@ def test_the_plan_fits_80_columns(capsys, monkeypatch, tmp_path):
         assert any(line.startswith(name) for line in table[3:])
 
 
+@pytest.mark.slow
 def test_combinations_that_are_the_same_run(capsys, tmp_path):
     path = tmp_path / "study.json"
     grid = {"structure": ["monarch", "btt(rank=1)", "dense"]}

@@ -255,6 +255,7 @@ def test_a_run_by_hand():
     assert [point.step for point in record.curve] == [0, 30]
 
 
+@pytest.mark.slow
 def test_a_run_is_a_function_of_its_settings():
     first, again = el.train(MUP), el.train(MUP)
     assert without_clock(first) == without_clock(again)

@@ -70,6 +70,7 @@ def test_compile_without_all_gradients(kind):
         torch.testing.assert_close(layer.bias.grad, torch.full((256,), 300.0))
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 def test_compile_with_any_number_of_tokens():

@@ -102,6 +102,7 @@ def test_it_learns(make):
     assert losses[-1] < 0.1 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 @pytest.mark.parametrize("make", BOTH)
 def test_compiled_in_half_precision_and_loaded(make):

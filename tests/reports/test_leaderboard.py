@@ -169,6 +169,7 @@ def test_panels_without_structures_are_left_out(made, tmp_path):
     assert "There is no panel for ω = 0 and ψ = 1: no such" in figure.about
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
 def test_the_page_in_a_browser(made, tmp_path):
     _, records, text = made

@@ -267,6 +267,7 @@ def test_bad_input(tmp_path, capsys):
     assert f"cannot serve on port {port}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_ends_by_the_keyboard(tmp_path):
     write_runs(tmp_path, (DENSE,), (64,), 1, points=4)
     command = [sys.executable, "-m", "einlinear", "report", str(tmp_path), "--watch"]
@@ -296,6 +297,7 @@ def until(page, expression):
     pytest.fail(expression)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
 def test_the_browser_follows(tmp_path, drawn):
     """New points come by themselves; toggles, colours, the filter and the place stay."""

@@ -104,6 +104,7 @@ def check_same(read, record):
         assert left.data_seconds == near(right.data_seconds, 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(run_records(), min_size=1, max_size=6, unique_by=lambda record: record.id))
 def test_a_file_keeps_records_up_to_rounding(tmp_path_factory, records):

@@ -101,6 +101,7 @@ def test_thawed_runs_are_those_that_were_never_stopped(finished):
         assert again.train_loss == record.train_loss
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 def test_the_same_search_makes_the_same_decisions(finished, tmp_path):
     again = search(**SMALL, out=tmp_path)
@@ -114,6 +115,7 @@ def test_a_finished_search_trains_nothing_and_a_larger_budget_goes_on(finished, 
     assert sorted(path.name for path in (finished.path / "runs").iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 def test_a_larger_budget_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(decide, "HOPELESS", 0.6)  # so that some candidates are stopped
@@ -208,6 +210,7 @@ def test_a_run_is_called_by_the_name_of_its_space(finished):
     assert chosen_label(state, config) == f"s2, width {config.width}, steps 16, seed 1, rate x 0.5"
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_only_its_candidate(tmp_path, monkeypatch):
     """As where btt does not fit into memory."""
     right = run_job.train

@@ -45,6 +45,7 @@ def executor():
     made.close()
 
 
+@pytest.mark.slow
 def test_two_runs_on_two_devices_each(executor, tmp_path):
     jobs = [on_two(tmp_path), on_two(tmp_path, structure="btt")]
     for job, structure in zip(jobs, ("dense", "btt"), strict=True):

@@ -115,6 +115,7 @@ def killed_worker(out):
         os.kill(owner["pid"], signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_twelve_runs_and_many_deaths(tmp_path, reference):
     """The command is killed, then a worker, then a command, then Ctrl-C is pressed."""
     study, whole = reference
@@ -261,6 +262,7 @@ def test_runs_that_fail(tmp_path, reference):
         assert_same_run(path.parent, whole / "runs" / path.parent.name)
 
 
+@pytest.mark.slow
 def test_runs_that_others_have(tmp_path, reference):
     """By hand, on a machine that is gone, and one whose directory goes away."""
     study, whole = reference

@@ -102,6 +102,7 @@ def test_an_evaluation_changes_nothing(chain, tmp_path):
     assert record.train_loss == read_record(chain / "60").train_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "calls"),
     [("in a step", 1), ("in a step", 30), ("between its two files", 2), ("before the record", 1)],

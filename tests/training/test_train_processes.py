@@ -10,6 +10,7 @@ from kit.train_processes import go_on_in_two, thaw_in_two, train_in_two, train_i
 SETTINGS = {"structure": "btt", "accumulation": 2, "lr": 3e-3}
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     one = train(tiny(**SETTINGS))
     wanted = [(p.loss, p.train_loss or 0.0) for p in one.curve]

@@ -94,6 +94,7 @@ def test_every_kind_of_run_goes_on(tmp_path, settings, at):
     assert_same(tmp_path / "stopped", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_between_two_lines_of_metrics(tmp_path):
     settings = {"task": "regression", "teacher_width": 8, "head_size": None, "context": None}
     config = tiny(**settings, batch_size=64, steps=300, checkpoint_every=100)

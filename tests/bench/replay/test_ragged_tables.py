@@ -161,6 +161,7 @@ def ragged(draw):
     return with_ends(BASE, last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 @settings(max_examples=12, deadline=None)
 @given(table=ragged(), share=st.floats(0.01, 1.0), seed=st.integers(0, 3))

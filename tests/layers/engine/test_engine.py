@@ -404,6 +404,7 @@ assert same and status == 0, status
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize(
     ("before", "pool"), [("", "its own threads"), ("import torch", "torch's thread pool")]

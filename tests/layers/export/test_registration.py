@@ -49,6 +49,7 @@ ORDERS = ("import einlinear, torch", "import torch, einlinear")
 """Both imports and nothing else."""
 
 
+@pytest.mark.slow
 def test_operators_are_found_in_either_order_of_imports(tmp_path):
     run_each([order + CHECK + LOOK_UP for order in ORDERS], tmp_path)
 

@@ -355,6 +355,7 @@ def test_compile_without_breaks(kind, backend):
         torch.testing.assert_close(fast(x), layer(x))
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 def test_compile_with_any_number_of_tokens():
@@ -368,6 +369,7 @@ def test_compile_with_any_number_of_tokens():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_export():
     layer, x = make(dtype=torch.float32).eval(), torch.randn(50, 24)

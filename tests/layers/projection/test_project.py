@@ -121,6 +121,7 @@ def test_recovers_it_in_a_weighted_norm(structure):
     assert torch.dist(made(layer.plan, found.factors), weight) < 1e-5 * weight.norm()
 
 
+@pytest.mark.slow
 @given(structures(max_factors=3), st.integers(0, 99), st.booleans(), st.booleans())
 def test_never_worse_than_its_start(structure, seed, has_inputs, has_outputs):
     plan = make_plan(structure, 12, 18)

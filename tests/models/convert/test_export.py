@@ -31,6 +31,7 @@ def test_gpt(positions):
     assert_exported(model, {"blocks.*.attention.*": el.heads(), "*": "btt(rank=2)"}, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_encoder_layer():
     torch.manual_seed(0)

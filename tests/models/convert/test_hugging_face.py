@@ -167,6 +167,7 @@ def test_a_parametrized_conv1d(transformers):
         el.convert_(torch.nn.ModuleList([layer]), "btt()")
 
 
+@pytest.mark.slow
 def test_neither_transformers_nor_the_compiler_is_loaded_by_itself():
     code = (
         "import sys, torch, einlinear as el, einlinear.training.train\n"

@@ -52,6 +52,7 @@ def test_low_rank_layers_hardly_move_with_sgd():
     assert slopes["first"] < -0.6
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 @pytest.mark.parametrize("structure", [*STRUCTURES[3:], *slow(*STRUCTURES[:3])])
 def test_a_transformer(structure):

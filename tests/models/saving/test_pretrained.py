@@ -197,6 +197,7 @@ def test_layers_that_are_replaced_by_hand_are_saved_as_they_are(tmp_path):
     assert_same(model, hf.LlamaForCausalLM.from_pretrained(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_trainer_trains_saves_and_resumes(tmp_path):
     model = converted(llama)
     data = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
@@ -268,6 +269,7 @@ def without(path, to, *fields):
     return to
 
 
+@pytest.mark.slow
 def test_without_the_line_nothing_is_loaded(tmp_path):
     """Versions that know no fusions refuse because of the shapes."""
     whole = tmp_path / "whole"

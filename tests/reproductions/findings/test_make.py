@@ -154,6 +154,7 @@ def test_laws_that_cross_meet_where_they_do():
     assert last.before[0] == pytest.approx(last.compute / 10 / earlier ** (-1 / 0.3))
 
 
+@pytest.mark.slow
 def test_layers_without_runs_are_left_out(folder, tmp_path):
     kept = [r for r in el.read_records(folder / "structures.jsonl") if label_of(r) != "kronecker"]
     write_packed(kept, tmp_path / "structures.jsonl")
@@ -212,6 +213,7 @@ def test_a_width_that_ended_early_is_named(folder):
     assert ends == before | {"btt": replace(before["btt"], early=(64,))}
 
 
+@pytest.mark.slow
 def test_the_page_has_every_finding(folder, tmp_path):
     page = make_findings(folder, tmp_path / "a").read_text()
     for text in (

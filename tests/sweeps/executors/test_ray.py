@@ -43,6 +43,7 @@ def ray_here():
     executor.close()
 
 
+@pytest.mark.slow
 def test_jobs_end_in_any_way(ray_here, tmp_path):
     out, elsewhere = tmp_path / "sweep", tmp_path / "other"
     out.mkdir()

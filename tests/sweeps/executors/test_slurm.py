@@ -112,6 +112,7 @@ def lines(path):
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.slow
 def test_jobs_of_slurm(slurm, open_slurm):
     options = {"partition": "cpu", "time": "90", "nice": "10", "setup": "export SET_UP=1"}
     executor = open_slurm(options, threads=3)
