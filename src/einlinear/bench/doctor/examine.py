@@ -73,7 +73,7 @@ class Check:
 CHECKS = (
     Check(CONVERT, check_convert),
     Check("project", check_project),
-    Check("forward", check_forward),
+    Check("forward", check_forward, has_plain=True),
     Check("backward", check_backward, has_plain=True),
     Check("compile", check_compile, has_plain=True, hint="; the compiler can take minutes"),
     Check("export", check_export, has_plain=True),
@@ -160,12 +160,12 @@ def _fails_before_conversion(check: Check, subject: Subject) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Seeded random numbers, and none of the warnings that torch logs while it makes programs."""
+    """Seeded random numbers, and nothing of what torch logs while it makes programs."""
     disabled = logging.root.manager.disable
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        logging.disable(logging.WARNING)
+        logging.disable(logging.CRITICAL)
         try:
             yield
         finally:

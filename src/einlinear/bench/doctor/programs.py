@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from einlinear.bench.doctor.checks import random_measure
+from einlinear.bench.doctor.checks import check_finite, random_measure
 from einlinear.bench.doctor.inputs import tensors_of
 from einlinear.bench.doctor.reasons import CheckFailedError, CheckSkippedError, Note, causes
 from einlinear.bench.doctor.subject import Subject
@@ -112,6 +112,7 @@ def _run_onnx(path: str, subject: Subject) -> list[Tensor]:
 
 def _compared(found: Sequence[Tensor], expected: Sequence[Tensor], begin: str) -> Note:
     """Say how much outputs differ, after `begin`; raises if that is more than rounding."""
+    check_finite(expected)
     if len(found) != len(expected):
         raise CheckFailedError(
             f"it returns {len(found)} tensors; the model returns {len(expected)}"
@@ -126,8 +127,8 @@ def _compared(found: Sequence[Tensor], expected: Sequence[Tensor], begin: str) -
         error = float((one.detach().double() - other.double()).abs().max() / scale)
         if not error <= _MOST_ERROR.get(other.dtype, 0.05):
             raise CheckFailedError(
-                f"its output differs by {short(100 * error)} % of the largest value. Fix: if the "
-                "model draws random numbers in eval mode, let it not; if not, tell us"
+                f"its output differs by {short(100 * error)} % of the largest value. Fix: draw "
+                "no random numbers in eval mode; if the model draws none, report this to einlinear"
             )
         worst = max(worst, error)
     said = f"differs by {short(worst, 1)} at most" if worst else "the same output"
