@@ -134,6 +134,12 @@ class Uncopied(Two):
         raise RuntimeError("there is only one")
 
 
+def zero_head():
+    model = Two()
+    nn.init.zeros_(model.head.weight)
+    return model
+
+
 def frozen():
     return Two().requires_grad_(False)
 

@@ -115,7 +115,7 @@ def random_measure(tensors: Iterable[Tensor]) -> Tensor:
 
 def check_save(subject: Subject) -> Note:
     """Whether el.load gives the model that el.save wrote, bit for bit."""
-    model = subject.converted()
+    model = subject.awake()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         save(model, path)
@@ -132,7 +132,7 @@ def is_pretrained(model: nn.Module) -> bool:
 
 def check_pretrained(subject: Subject) -> Note:
     """Whether from_pretrained gives the model that save_pretrained wrote, bit for bit."""
-    model: Any = subject.converted()
+    model: Any = subject.awake()
     dtype = next(iter(model.parameters())).dtype
     bars = redirect_stderr(StringIO())
     with bars, TemporaryDirectory() as folder:

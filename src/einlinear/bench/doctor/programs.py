@@ -30,7 +30,7 @@ _NO_COMPILER = ("InvalidCxxCompiler", "TritonMissing")
 
 def check_compile(subject: Subject, *, is_plain: bool = False) -> Note:
     """Whether torch.compile gives the same output, and gradients."""
-    model = (subject.plain() if is_plain else subject.converted()).eval()
+    model = subject.awake(is_plain=is_plain).eval()
     expected = subject.inputs.evaluate(model)
     compiled: Any = torch.compile(model)
     with _compiling() as counters, redirect_stderr(StringIO()):
@@ -71,7 +71,7 @@ def _compiling() -> Iterator[Any]:
 
 def check_export(subject: Subject, *, is_plain: bool = False) -> Note:
     """Whether the program of torch.export gives the same output."""
-    model = (subject.plain() if is_plain else subject.converted()).eval()
+    model = subject.awake(is_plain=is_plain).eval()
     expected = subject.inputs.evaluate(model)
     with torch.no_grad(), redirect_stderr(StringIO()):  # torch prints the program if it fails
         program = torch.export.export(model, subject.inputs.args, subject.inputs.kwargs)
@@ -84,7 +84,7 @@ def check_onnx(subject: Subject, *, is_plain: bool = False) -> Note:
     missing = [name for name in _ONNX if find_spec(name) is None]
     if missing:
         raise CheckSkippedError(f"pip install {' '.join(missing)}")
-    model = (subject.plain() if is_plain else subject.converted()).eval()
+    model = subject.awake(is_plain=is_plain).eval()
     expected = subject.inputs.evaluate(model)
     quiet = redirect_stderr(StringIO())
     with torch.no_grad(), quiet, TemporaryDirectory() as folder:

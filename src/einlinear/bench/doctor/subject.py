@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from einlinear.bench.doctor.inputs import ModelInput, find_input
@@ -37,6 +38,18 @@ class Subject:
     def converted(self, init: Literal["fresh", "project"] = "fresh") -> nn.Module:
         """A fresh model with structured layers."""
         return self.convert(init)[0]
+
+    def awake(self, *, is_plain: bool = False) -> nn.Module:
+        """A fresh model without matrices of zeros, such as heads at the start of training.
+
+        Its output would be zero whatever the layers before compute, and so hide differences.
+        """
+        model = self.plain() if is_plain else self.converted()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1 and parameter.is_floating_point() and not parameter.any():
+                    parameter.normal_(std=parameter[0].numel() ** -0.5)
+        return model
 
     def convert(self, init: Literal["fresh", "project"]) -> tuple[nn.Module, Conversion]:
         """A fresh model with structured layers, and what was done."""
