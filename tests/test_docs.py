@@ -16,6 +16,7 @@ SLOW = {
     "test_python": ["docs/export.md", "docs/search.md"],
     "test_commands": [
         "README.md",
+        "docs/models.md",
         "docs/report.md",
         "docs/reproduce.md",
         "docs/search.md",
@@ -54,8 +55,9 @@ def test_python(page, capsys, tmp_path, monkeypatch):
 @pages("test_commands")
 def test_commands(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for block in blocks(page, "toml"):  # the first line of a file that commands use is its name
-        name = re.match(r"# (\w+\.toml)\n", block)
+    # The first line of a file that commands use is its name.
+    for block in (*blocks(page, "toml"), *blocks(page, "py")):
+        name = re.match(r"# (\w+\.(?:toml|py))\n", block)
         if name:
             (tmp_path / name[1]).write_text(block, encoding="utf-8")
     for block in blocks(page, "sh"):

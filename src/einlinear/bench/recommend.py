@@ -274,7 +274,7 @@ def recommend(
     with _on_threads(threads), torch.inference_mode(False), torch.enable_grad():
         used = torch.get_num_threads()
         actions = _actions({LINEAR: base, **plans}, tokens, bias, dtype)
-        rounds = _rounds(actions, on_progress) if repeats is None else repeats
+        rounds = rounds_for(actions, on_progress) if repeats is None else repeats
         times = interleaved(actions, rounds, on_progress=on_progress)
         peaks = {text: peak_memory(action) for text, action in actions.items()}
     first, *others = [
@@ -352,7 +352,7 @@ def _actions(
     return found
 
 
-def _rounds(
+def rounds_for(
     actions: Mapping[str, Callable[[], object]], on_progress: Callable[[str], None] | None
 ) -> int:
     """The number of rounds that take a few seconds, by a first one that also warms up."""
