@@ -1,6 +1,7 @@
 """convert_(anchored=True): layers fitted to the original model, on the inputs they really get."""
 
 import copy
+import threading
 from itertools import pairwise
 
 import pytest
@@ -192,3 +193,64 @@ def test_a_sharing_copy_holds_no_second_weights():
 def test_anchored_without_calibration():
     with pytest.raises(el.EinlinearError, match="anchored=True without calibration"):
         el.convert_(mlp(8, 12, 4), "low_rank(rank=2)", init="project", anchored=True)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(2000, 16) + 1000, torch.ones(50, 16), torch.randn(1, 16), torch.randn(0, 16)],
+    ids=["far from zero", "constant", "one token", "none"],
+)
+def test_odd_inputs(x):
+    torch.manual_seed(0)
+    model = mlp(16, 32, 8).float()
+    batches = [x, x] if len(x) else [torch.randn(300, 16), x]
+    before = model(batches[0])
+    report = el.convert_(
+        model, "low_rank(rank=8)", init="project", calibration=batches, anchored=True
+    )
+    assert all(0 <= fit.error <= 1 for fit in report.fits)
+    assert "biases as before" not in str(report)
+    after = model(batches[0])
+    assert ((after - before).norm() / before.norm()) < 0.5
+
+
+def test_layers_of_some_batches_only():
+    class Forked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x, use):
+            x = torch.tanh(self.a(x))
+            return self.b(x) if use else x
+
+    x = torch.randn(400, 12)
+    torch.manual_seed(0)
+    first = Forked()
+    found = []
+    for batches in ([(x, False), (x, True)], [(x, True), (x, False)]):
+        model = copy.deepcopy(first)
+        el.convert_(
+            model,
+            {"a": "low_rank(rank=4)", "b": "low_rank(rank=4)"},
+            init="project",
+            calibration=batches,
+            weighting="inputs",
+            anchored=True,
+        )
+        found.append(model.b.to_dense())
+    assert torch.allclose(*found, atol=1e-4)
+
+
+def test_a_model_that_cannot_be_copied():
+    model = mlp(8, 12, 4)
+    model.lock = threading.Lock()
+    with pytest.raises(el.EinlinearError, match="leave out anchored"):
+        el.convert_(
+            model,
+            "low_rank(rank=2)",
+            init="project",
+            calibration=[inputs(30, 8)],
+            anchored=True,
+        )
+    assert isinstance(model[0], nn.Linear)

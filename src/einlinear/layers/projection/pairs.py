@@ -28,12 +28,20 @@ class Pairs:
         self._products = torch.zeros(d_in + d_out, d_in, dtype=torch.float64)
         self._sum = torch.zeros(d_in + d_out, dtype=torch.float64)
         self._square = 0.0
+        self._shift = torch.zeros(d_in + d_out, dtype=torch.float64)
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add the vectors along the last axes of two tensors, which belong together in order."""
         x_td = x.detach().reshape(-1, self._d_in).cpu()
-        y_to = y.detach().reshape(len(x_td), -1).to(x_td)
+        y_to = y.detach().reshape(-1, len(self._shift) - self._d_in).to(x_td)
         both = torch.cat([x_td, y_to], 1)
+        if not len(both):
+            return
+        if self._has_bias:  # means that are large would leave no digits to what is around them
+            if not self.count:
+                self._shift = both.mean(0, dtype=torch.float64)
+            both = both - self._shift.to(both)
+            x_td, y_to = both[:, : self._d_in], both[:, self._d_in :]
         summed_products(self._products, both, x_td)
         self._sum += both.sum(0, dtype=torch.float64)
         self._square += float((y_to * self._counted(y_to)).sum(dtype=torch.float64))
@@ -59,7 +67,7 @@ class Pairs:
 
     def best_bias(self, weight_oi: Tensor) -> Tensor:
         """The mean of y - W x."""
-        mean = self._sum / max(1, self.count)
+        mean = self._sum / max(1, self.count) + self._shift
         return mean[self._d_in :] - weight_oi.double().cpu() @ mean[: self._d_in]
 
     def error(self, weight_oi: Tensor) -> float:

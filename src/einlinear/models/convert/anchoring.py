@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from einlinear.errors import EinlinearError, reason
 from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.projection.pairs import Pairs
 from einlinear.models.convert.batches import (
@@ -29,14 +30,21 @@ from einlinear.models.convert.batches import (
 )
 from einlinear.models.convert.names import LayerNames
 
-_DAMPING = 1e-2  # how much a layer stays with its weight where its inputs say little
+_DAMPING = 1e-2  # how much a layer stays with its weight where its inputs say little; more if few
 
 
 def sharing_copy(model: nn.Module) -> nn.Module:
     """A copy of a model that shares its parameters and buffers, whose layers can be replaced."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
     shared |= {id(tensor): tensor for tensor in model.buffers()}
-    return copy.deepcopy(model, shared)
+    try:
+        return copy.deepcopy(model, shared)
+    except Exception as error:
+        raise EinlinearError(
+            what=f"the model cannot be copied: {reason(error)}",
+            rule="anchored=True runs the original model beside a copy with the new layers",
+            fix="remove what cannot be copied from the model, or leave out anchored",
+        ) from error
 
 
 @torch.no_grad()
@@ -58,7 +66,7 @@ def anchor_(
 
     Returns:
         The share of the squared outputs of each original layer, around their mean if there is a
-        bias, that its new layer misses.
+        bias, that its new layer misses; nothing for layers that were not called.
     """
     layers = list(layers)
     errors: dict[LayerNames, float] = {}
@@ -67,11 +75,12 @@ def anchor_(
         stack.enter_context(evaluating(converted))
         stack.enter_context(evaluating(original))
         stack.enter_context(opened_attention(original, layers))
-        for group in _groups_in_order(converted, layers, batches[0]):
+        for group in _groups_in_order(converted, layers, batches):
             pairs = {names: _pairs_for(converted, names, sensitivity) for names in group}
             _see(converted, original, pairs, sum(group.values()), batches)
             for names, seen in pairs.items():
-                errors[names] = _fit_(_layer(converted, names), seen)
+                if seen.count:
+                    errors[names] = _fit_(_layer(converted, names), seen)
     return errors
 
 
@@ -97,7 +106,9 @@ def _fit_(layer: EinsumLinear, pairs: Pairs) -> float:
     """Set factors and bias to those that give the outputs which a layer should have."""
     before = {name: getattr(layer, name).clone() for name in layer.plan.factor_shapes}
     near_oi = layer.to_dense()
-    layer.project_(pairs.best_weight(near_oi, _DAMPING).to(near_oi.device), pairs.metric)
+    damping = _DAMPING + layer.in_features / pairs.count
+    with suppress(torch.linalg.LinAlgError):  # inputs that are all the same leave it as it is
+        layer.project_(pairs.best_weight(near_oi, damping).to(near_oi.device), pairs.metric)
     if pairs.error(layer.to_dense()) > pairs.error(near_oi):  # alternation may end elsewhere
         for name, factor in before.items():
             getattr(layer, name).copy_(factor)
@@ -108,7 +119,7 @@ def _fit_(layer: EinsumLinear, pairs: Pairs) -> float:
 
 
 def _groups_in_order(
-    model: nn.Module, layers: list[LayerNames], batch: Any
+    model: nn.Module, layers: list[LayerNames], batches: Sequence[Any]
 ) -> list[Counter[LayerNames]]:
     """The layers in the order in which they are first called, with their numbers of calls.
 
@@ -134,7 +145,9 @@ def _groups_in_order(
         for names in layers:
             module = model.get_submodule(names[0])
             stack.callback(module.register_forward_hook(hook(names), with_kwargs=True).remove)
-        called(model, batch, 1)
+        for number, batch in enumerate(batches, 1):
+            if len(own) < len(layers):  # some layers may be called for some batches only
+                called(model, batch, number)
     return groups
 
 
@@ -155,8 +168,9 @@ def _see(
         outputs = _passed(original, pairs, calls, batch, number, lambda x, y: y)
         inputs = _passed(converted, pairs, calls, batch, number, lambda x, y: x)
         for names, seen in pairs.items():
-            for x, y in zip(inputs[names], outputs[names], strict=True):
-                seen.add(visible(x, mask), visible(y, mask))
+            for x, y in zip(inputs[names], outputs[names], strict=False):
+                if x.shape[:-1] == y.shape[:-1]:  # else tokens were sent to other experts
+                    seen.add(visible(x, mask), visible(y, mask))
 
 
 def _passed(

@@ -102,7 +102,13 @@ def project_swaps_(
         for names, error in anchor_(converted, model, fits, anchors, sensitivity).items():
             fits[names] = replace(fits[names], error=error)
     put_layers_(model, layers)
-    return replace(conversion, lost=(), fits=tuple(fits.values()), weighting=weighting)
+    return replace(
+        conversion,
+        lost=(),
+        fits=tuple(fits.values()),
+        weighting=weighting,
+        is_anchored=bool(anchors),
+    )
 
 
 def check_projectable(model: nn.Module, conversion: Conversion) -> None:

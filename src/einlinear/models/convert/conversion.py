@@ -144,6 +144,7 @@ class Conversion:
     fits: how close projected layers are to the dense ones.
     weighting: what calibration weighted their errors by; None without calibration.
     remarks: what else the table says.
+    is_anchored: whether layers were fitted to the outputs of the original model after projection.
     """
 
     swaps: tuple[Swap, ...]
@@ -155,6 +156,7 @@ class Conversion:
     fits: tuple[LayerFit, ...] = ()
     weighting: Literal["inputs", "both"] | None = None
     remarks: tuple[str, ...] = ()
+    is_anchored: bool = False
 
     @property
     def params_before(self) -> int:
@@ -241,6 +243,12 @@ class Conversion:
             "the model",
         }[self.weighting]
         notes = [f"weights: projected; losses are shares of the squared {lost}; biases as before"]
+        if self.is_anchored:
+            notes = [
+                "weights: projected, then fitted with their biases to the outputs of the original "
+                "model; losses are shares of its squared outputs, around their mean if there is a "
+                "bias"
+            ]
         notes += self.remarks
         few = [fit for fit in self.fits if not fit.is_enough]
         if few:
