@@ -107,7 +107,7 @@ def _fit_(layer: EinsumLinear, pairs: Pairs) -> float:
     before = {name: getattr(layer, name).clone() for name in layer.plan.factor_shapes}
     near_oi = layer.to_dense()
     damping = _DAMPING + layer.in_features / pairs.count
-    with suppress(torch.linalg.LinAlgError):  # inputs that are all the same leave it as it is
+    with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # constant inputs
         layer.project_(pairs.best_weight(near_oi, damping).to(near_oi.device), pairs.metric)
     if pairs.error(layer.to_dense()) > pairs.error(near_oi):  # alternation may end elsewhere
         for name, factor in before.items():
