@@ -333,15 +333,22 @@ def kill_group(process):
 
 @pytest.mark.slow
 def test_twenty_kills_do_not_change_the_answer(tmp_path):
-    """One worker, fixed seed: a search that dies again and again decides the same."""
-    call = command(tmp_path, tmp_path / "out")
+    """One worker, fixed seed: a search that dies again and again decides the same.
+
+    It is killed shortly after it writes a new file, so that fast machines kill it as often.
+    """
+    out = tmp_path / "out"
+    call = command(tmp_path, out)
     draw = random.Random(0)
     kills = 0
     while kills < 20:
         process = subprocess.Popen(
             call, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        time.sleep(draw.uniform(2.5, 6.0))
+        before = sum(1 for _ in out.rglob("*"))
+        while process.poll() is None and sum(1 for _ in out.rglob("*")) <= before:
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0, 0.5))
         if process.poll() is not None:
             break
         kill_group(process)
