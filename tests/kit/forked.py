@@ -110,4 +110,5 @@ def _script(output, path, arguments):
     child.subprocess = fork_workers()
     warnings.simplefilter("error")
     sys.argv = [path, *arguments]
+    sys.path.insert(0, os.path.dirname(path))  # as Python does, so that it finds its neighbours
     runpy.run_path(path, run_name="__main__")

@@ -332,5 +332,5 @@ def test_a_plan_that_nobody_handed_over_is_parsed_once(monkeypatch):
     assert opaque.plan_of(*key) is plan
     opaque._plans.clear()
     assert opaque.plan_of(*key) == plan
-    monkeypatch.setattr(opaque, "parse", None)
+    monkeypatch.setattr(opaque, "parse_structure", None)
     assert opaque.plan_of(*key) == plan

@@ -9,7 +9,7 @@ from typing import Any
 
 from einlinear.errors import EinlinearError, quote
 from einlinear.structures.plan import Plan, make_plan
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 
 _RANKED = ("btt(rank={})", "tensor_train(rank={})")
 _FIXED = (
@@ -47,7 +47,7 @@ def cheap_structures(d_in: int, d_out: int, share: float) -> tuple[str, ...]:
     """
     found: dict[tuple[tuple[str, int], ...], str] = {}
     for text in _texts(d_in, d_out, share):
-        plan = make_plan(parse(text), d_in, d_out)
+        plan = make_plan(parse_structure(text), d_in, d_out)
         if _fits(plan, share):
             found.setdefault(tuple(pair for pair in plan.edge_sizes if pair[1] > 1), text)
     return tuple(found.values())
@@ -58,7 +58,7 @@ def _texts(d_in: int, d_out: int, share: float) -> Iterator[str]:
     powers = [2**k for k in range(1, min(d_in, d_out).bit_length())]
 
     def cheap(text: str) -> bool:
-        return _fits(make_plan(parse(text), d_in, d_out), share)
+        return _fits(make_plan(parse_structure(text), d_in, d_out), share)
 
     for text in _RANKED:
         texts = [text.format(rank) for rank in powers]

@@ -24,7 +24,7 @@ from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.measure import interleaved, peak_memory
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.structures.plan import make_plan
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import whole_number
 
 MIXTURE, ALL = "MoELinear", "all experts"
@@ -63,7 +63,7 @@ def experts_cases(
             )
     found = [ExpertsCase(*case, number, num_active) for case in cases for number in experts]
     for structure, width, tokens, number, _ in found:
-        plan = make_plan(parse(structure), width, width)
+        plan = make_plan(parse_structure(structure), width, width)
         case = f"{structure}, width {width:,}, {tokens:,} tokens, {number:,} experts"
         check_fits(case, 2 * number * plan.params)
     return list(dict.fromkeys(found))

@@ -26,7 +26,7 @@ from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.measure import interleaved, peak_memory
 from einlinear.layers.variants import VARIANTS, choose_variant, multiply
 from einlinear.structures.plan import make_plan
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import whole_number
 
 
@@ -79,7 +79,7 @@ def bench_cases(
             )
     cases = [LayerCase(*values) for values in product(structures, widths, tokens)]
     for structure, width, count in cases:
-        plan = make_plan(parse(structure), width, width)
+        plan = make_plan(parse_structure(structure), width, width)
         held = plan.dense_macs + plan.params + 2 * whole_number(count, "tokens", 1) * width
         check_fits(f"{structure}, width {width:,}, {count:,} tokens", 2 * held)  # and gradients
     return list(dict.fromkeys(cases))

@@ -24,7 +24,7 @@ from einlinear.show.tables import text_table, wrapped
 from einlinear.structures.named import dense
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.taxonomy import taxonomy
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import taken, whole_number
 
 ABOUT_LOSS = "Speed says nothing about the loss: einlinear search compares structures by training."
@@ -264,7 +264,7 @@ def recommend(
     named = (
         cheap_structures(d_in, d_out, limit) if structures is None else checked_texts(structures)
     )
-    plans = {text: make_plan(parse(text), d_in, d_out) for text in dict.fromkeys(named)}
+    plans = {text: make_plan(parse_structure(text), d_in, d_out) for text in dict.fromkeys(named)}
     weights = sum(plan.params for plan in (base, *plans.values()))
     check_fits(
         f"a layer from {d_in:,} to {d_out:,} with {tokens:,} tokens",

@@ -27,7 +27,7 @@ from einlinear.models.convert.names import LayerNames, grouped, layer_list, patt
 from einlinear.models.survey.sites import Site, find_sites, output_heads
 from einlinear.show.numbers import counted, short
 from einlinear.show.tables import RULE, text_table, wrapped
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 
 _HEAD = "output head"
 _MEASURED_ON = ("cpu", "meta")  # meta has shapes only, which are measured on the CPU
@@ -198,7 +198,7 @@ def recommend_model(
     """
     check_flops_share(share)
     for text in () if structures is None else checked_texts(structures):
-        parse(text)  # before minutes of measuring
+        parse_structure(text)  # before minutes of measuring
     sites = _sites(model)
     heads = output_heads(model, sites)
     open_sites = [site for site in sites if not site.obstacle]

@@ -13,7 +13,7 @@ from einlinear.layers.scaling import Parametrization
 from einlinear.models.choices import ActivationName
 from einlinear.runs.settings import Device, OptimizerName
 from einlinear.structures.plan import make_plan
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import one_of, whole_number
 from einlinear.sweeps.study import Study
 
@@ -121,7 +121,7 @@ def _check_structures(structures: Sequence[str], widths: Sequence[int], *, is_li
     """
     spelled: dict[object, str] = {}
     for structure in structures:
-        parsed = parse(structure)
+        parsed = parse_structure(structure)
         for width in widths:
             make_plan(parsed, width, width)
         key = structure if is_linear and structure == "dense" else parsed
@@ -179,7 +179,7 @@ def make_study(config: LandscapeConfig, data: str | Path | None = None) -> Study
         base["data"] = str(as_path(data, "the file of images"))
     structures = config.structures
     if config.weight_norm:  # of dense layers too, which nn.Linear does not have
-        structures = tuple(str(parse(structure)) for structure in structures)
+        structures = tuple(str(parse_structure(structure)) for structure in structures)
     grids: list[dict[str, Any]] = [
         {
             "parametrization": parametrization,

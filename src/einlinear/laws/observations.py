@@ -15,7 +15,7 @@ from einlinear.runs.config import RunConfig
 from einlinear.runs.record import Counts, Point, RunRecord
 from einlinear.runs.step_times import StepTimes, as_step_times
 from einlinear.show.numbers import FLOPS_PER_MAC
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import one_of
 
 Floats = NDArray[np.float64]
@@ -50,7 +50,9 @@ class StructureLabel(NamedTuple):
         if not text.endswith(self.variant):
             return False
         try:
-            return parse(text.removesuffix(self.variant)) == parse(self.structure)
+            return parse_structure(text.removesuffix(self.variant)) == parse_structure(
+                self.structure
+            )
         except EinlinearError:
             return False
 
@@ -374,7 +376,7 @@ def structure_label(config: RunConfig, spelling: dict[str, str]) -> StructureLab
     """The label of a run's layers; `spelling` remembers how each structure was first spelled."""
     name = config.structure
     if name != "dense":
-        name = spelling.setdefault(str(parse(name)), name)
+        name = spelling.setdefault(str(parse_structure(name)), name)
     variant = []
     if config.num_experts:
         kind = "ffn-moe" if config.experts == "ffn" else "moe"

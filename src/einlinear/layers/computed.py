@@ -89,6 +89,46 @@ class ComputedWeight(Tensor):
         return plain.__reduce_ex__(protocol)
 
 
+class ComputedLinear(nn.Module):
+    """A layer whose weight is computed when it is read, for code that expects an nn.Linear."""
+
+    def to_dense(self) -> Tensor:
+        """The effective weight, (out_features, in_features), like nn.Linear.weight."""
+        raise NotImplementedError
+
+    @property
+    def weight(self) -> Tensor:
+        """The effective weight, read-only, for code that expects an nn.Linear."""
+        return read_only(self.to_dense())
+
+    @weight.setter
+    def weight(self, value: object) -> None:
+        raise _not_replaced()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Add a parameter; refuses `layer.weight = nn.Parameter(...)`, which also calls this."""
+        if name == "weight":
+            raise _not_replaced()
+        super().register_parameter(name, param)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        """Load a state, also from a file for Hugging Face."""
+        state_dict = without_placeholder(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+def _not_replaced() -> EinlinearError:
+    """The error for assigning to layer.weight."""
+    return EinlinearError(
+        what="the weight of a structured layer cannot be replaced",
+        rule="it is computed from the factors whenever it is read",
+        fix="to set a weight of your own, replace the layer with an nn.Linear; to change the "
+        "factors, write to them, as in nn.init.zeros_(layer.B), or use layer.load_state_dict(...)",
+    )
+
+
 def read_only(tensor: Tensor) -> Tensor:
     """The tensor, read-only; unchanged while torch traces or transforms it."""
     is_plain = type(tensor) is Tensor and not torch.compiler.is_compiling()

@@ -1,14 +1,15 @@
-"""EinsumLinear: a plan with weights, a drop-in replacement for nn.Linear."""
+"""EinsumLinear, a plan with weights, and SumLinear, a sum of them: drop-ins for nn.Linear."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import Any, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
-from einlinear.errors import EinlinearError
-from einlinear.layers.computed import read_only, without_placeholder
+from einlinear.errors import EinlinearError, quote, shorten
+from einlinear.layers.computed import ComputedLinear
 from einlinear.layers.eager import multiply_eagerly
 from einlinear.layers.engine import compiled
 from einlinear.layers.export.cola import weight_operator
@@ -17,18 +18,25 @@ from einlinear.layers.norm import normalised
 from einlinear.layers.projection.metric import Metric
 from einlinear.layers.projection.moments import Moments
 from einlinear.layers.projection.project import project, trainable_factors
+from einlinear.layers.projection.summing import project_sum
 from einlinear.layers.reference import dense_weight
-from einlinear.layers.scaling import FactorInit, Scaling, factor_scaling, vector_scaling
+from einlinear.layers.scaling import (
+    FactorInit,
+    Scaling,
+    factor_scaling,
+    term_scaling,
+    vector_scaling,
+)
 from einlinear.layers.variants import choose_variant, fitting_variants, multiply
 from einlinear.structures.plan import make_plan
-from einlinear.structures.structure import Structure
+from einlinear.structures.structure import Structure, StructureSum
 from einlinear.structures.text import parse
 from einlinear.structures.values import one_of
 
 _MOST_VARIANTS = 4096  # numbers of tokens whose variant a layer remembers
 
 
-class EinsumLinear(nn.Module):
+class EinsumLinear(ComputedLinear):
     """A linear layer of any structure: a drop-in replacement for nn.Linear.
 
     The factors are parameters named A, B, C, ... with the axes of `plan.factor_edges`. With weight
@@ -61,13 +69,15 @@ class EinsumLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        structure = parse(structure) if isinstance(structure, str) else structure
-        self.plan = make_plan(structure, in_features, out_features)
+        given = parse(structure) if isinstance(structure, str) else structure
+        if isinstance(given, StructureSum):
+            raise _is_sum(given)
+        self.plan = make_plan(given, in_features, out_features)
         self.in_features = self.plan.d_in
         self.out_features = self.plan.d_out
         self.weight_norm = weight_norm
         self.factor_init = one_of(factor_init, "factor_init", get_args(FactorInit))
-        scaling = factor_scaling(self.plan, self.factor_init)
+        scaling = self._factor_scaling()
         self.choices: dict[str, str] = {}
         self._call: compiled.Inference | None = None
         self._names = [step.factor for step in self.plan.steps]
@@ -81,47 +91,46 @@ class EinsumLinear(nn.Module):
         self.bias = nn.Parameter(empty) if bias else None
         self.reset_parameters()
 
+    @overload
     @classmethod
     def from_linear(
         cls,
         linear: nn.Linear,
-        structure: Structure | str,
+        structure: Structure,
         *,
         calibration: Tensor | Moments | None = None,
-    ) -> EinsumLinear:
+    ) -> EinsumLinear: ...
+
+    @overload
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        structure: Structure | StructureSum | str,
+        *,
+        calibration: Tensor | Moments | None = None,
+    ) -> EinsumLinear | SumLinear: ...
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        structure: Structure | StructureSum | str,
+        *,
+        calibration: Tensor | Moments | None = None,
+    ) -> EinsumLinear | SumLinear:
         """Return the structured layer that is closest to a dense one; the bias is copied.
 
-        The layer has no weight normalisation, which would shrink the factors.
+        The layer has no weight normalisation, which would shrink the factors. For a sum of
+        structures it is a SumLinear.
 
         Args:
             linear: the dense layer; it stays as it is.
-            structure: a Structure, or text like "btt(rank=2)".
+            structure: a Structure, a sum, or text like "btt(rank=2)" or "low_rank(rank=8) + btt".
             calibration: inputs of the dense layer, a tensor of shape (..., in_features) or their
                 Moments. With them, the outputs for such inputs are closest; without, the weights.
         """
-        if not isinstance(linear, nn.Linear):
-            raise EinlinearError(
-                what=f"the layer to start from is {type(linear).__name__}",
-                rule="from_linear takes an nn.Linear",
-                fix='for whole models, use el.convert_(model, rules, init="project")',
-            )
-        weight = linear.weight
-        with torch.random.fork_rng(devices=[]):  # fresh weights that are not kept
-            layer = cls(
-                linear.in_features,
-                linear.out_features,
-                linear.bias is not None,
-                structure=structure,
-                weight_norm=False,
-                device=weight.device,
-                dtype=weight.dtype,
-            )
-        layer.project_(weight, Metric(_input_moments(calibration, linear)))
-        layer.requires_grad_(weight.requires_grad)
-        if layer.bias is not None:
-            layer.bias.data.copy_(linear.bias.data)
-            layer.bias.requires_grad_(linear.bias.requires_grad)
-        return layer.train(linear.training)
+        return _closest(cls, linear, structure, calibration)
 
     @torch.no_grad()
     def project_(self, weight: Tensor, metric: Metric | None = None) -> float:
@@ -134,40 +143,27 @@ class EinsumLinear(nn.Module):
         Returns:
             The share of the squared norm of the weight that is lost, in this metric.
         """
-        if self.weight_norm:
-            raise EinlinearError(
-                what="the layer has weight normalisation",
-                rule="a projected weight needs factors of any size; normalisation shrinks them",
-                fix="create the layer with weight_norm=False",
-            )
+        _check_projectable(self.weight_norm)
         found = project(self.plan, weight, metric)
-        for name, factor in trainable_factors(found.factors, self._names[-1]).items():
-            getattr(self, name).data.copy_(factor)
+        self.set_factors_(found.factors)
         return found.error
+
+    def set_factors_(self, factors: dict[str, Tensor]) -> None:
+        """Set the factors to those of a projection; if all are zero, only the last."""
+        for name, factor in trainable_factors(factors, self._names[-1]).items():
+            getattr(self, name).data.copy_(factor)
 
     @property
     def structure(self) -> Structure:
         """The structure of the layer."""
         return self.plan.structure
 
-    @property
-    def weight(self) -> Tensor:
-        """The effective weight, read-only, for code that expects an nn.Linear."""
-        return read_only(self.to_dense())
-
-    @weight.setter
-    def weight(self, value: object) -> None:
-        raise _not_replaced()
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Add a parameter; refuses `layer.weight = nn.Parameter(...)`, which also calls this."""
-        if name == "weight":
-            raise _not_replaced()
-        super().register_parameter(name, param)
+    def _factor_scaling(self) -> dict[str, Scaling]:
+        return factor_scaling(self.plan, self.factor_init)
 
     def param_scaling(self) -> dict[str, Scaling]:
         """The scaling of each parameter by name, for initialisation and learning rates."""
-        scaling = factor_scaling(self.plan, self.factor_init)
+        scaling = self._factor_scaling()
         if self.bias is not None:
             scaling["bias"] = vector_scaling(self.out_features)
         return scaling
@@ -282,13 +278,6 @@ class EinsumLinear(nn.Module):
             self.plan, known, x_td.device.type, x_td.dtype, has_backward=has_backward
         )
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        """Load a state, also from a file for Hugging Face."""
-        state_dict = without_placeholder(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-
     def __getstate__(self) -> dict[str, Any]:
         """The state to copy or pickle, without the prepared call, which holds addresses."""
         return {**self.__dict__, "_call": None}
@@ -301,6 +290,236 @@ class EinsumLinear(nn.Module):
             + ("" if self.weight_norm else ", weight_norm=False")
             + ("" if self.factor_init == "spectral" else f", factor_init={self.factor_init!r}")
         )
+
+
+class SumTerm(EinsumLinear):
+    """One term of a SumLinear: it starts smaller and learns more slowly than a layer of its own."""
+
+    def __init__(self, *args: Any, num_terms: int, num_factors: int, **options: Any) -> None:
+        self._num_terms, self._num_factors = num_terms, num_factors  # the first weights need them
+        super().__init__(*args, **options)
+
+    def _factor_scaling(self) -> dict[str, Scaling]:
+        return term_scaling(self.plan, self.factor_init, self._num_terms, self._num_factors)
+
+
+class SumLinear(ComputedLinear):
+    """A linear layer whose matrix is a sum of structured ones: low_rank(rank=8) + btt.
+
+        y = W1 x + W2 x + ... + bias
+
+    `terms` are the structured layers, without bias; the factors are parameters named terms.0.A,
+    terms.0.B, terms.1.A, ... With n terms, the last factor of each starts, and with weight
+    normalisation is limited to, 1 / sqrt(n) of what it has in a layer of its own, so that outputs
+    start as large as those of one layer.
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether to add a learnable bias.
+        structure: a sum of structures, or text like "low_rank(rank=8) + btt".
+        weight_norm: whether to normalise the factors, as in EinsumLinear.
+        factor_init: the standard deviation of fresh factors, as in EinsumLinear.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        structure: StructureSum | str,
+        weight_norm: bool = True,
+        factor_init: FactorInit = "spectral",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.plan = make_plan(_as_sum(structure), in_features, out_features)
+        self.in_features = self.plan.d_in
+        self.out_features = self.plan.d_out
+        self.weight_norm = weight_norm
+        self.factor_init = one_of(factor_init, "factor_init", get_args(FactorInit))
+        terms = [
+            SumTerm(
+                self.in_features,
+                self.out_features,
+                False,
+                structure=plan.structure,
+                weight_norm=weight_norm,
+                factor_init=factor_init,
+                device=device,
+                dtype=dtype,
+                num_terms=len(self.plan.plans),
+                num_factors=sum(len(each.steps) for each in self.plan.plans),
+            )
+            for plan in self.plan.plans
+        ]
+        self.terms = nn.ModuleList(terms)
+        zeros = torch.zeros(self.out_features, device=device, dtype=dtype)
+        # Also None is registered: a module without a table of parameters would be no layer.
+        self.register_parameter("bias", nn.Parameter(zeros) if bias else None)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        structure: StructureSum | str,
+        *,
+        calibration: Tensor | Moments | None = None,
+    ) -> SumLinear:
+        """Return the sum that is close to a dense layer; as EinsumLinear.from_linear."""
+        layer = _closest(cls, linear, _as_sum(structure), calibration)
+        assert isinstance(layer, SumLinear), "a sum makes a SumLinear"
+        return layer
+
+    @torch.no_grad()
+    def project_(self, weight: Tensor, metric: Metric | None = None) -> float:
+        """Set all factors so that the sum is close to a dense weight; return the error.
+
+        Terms are projected in turns, each onto what the others leave.
+
+        Args:
+            weight: the dense weight, laid out like nn.Linear.weight.
+            metric: what errors count; the Frobenius norm if left out.
+
+        Returns:
+            The share of the squared norm of the weight that is lost, in this metric.
+        """
+        _check_projectable(self.weight_norm)
+        found = project_sum(self.plan.plans, weight, metric)
+        for term, factors in zip(terms_of(self), found.factors, strict=True):
+            term.set_factors_(factors)
+        return found.error
+
+    @property
+    def structure(self) -> StructureSum:
+        """The structures of all terms."""
+        return self.plan.structure
+
+    def param_scaling(self) -> dict[str, Scaling]:
+        """The scaling of each parameter by name, of all terms too."""
+        scaling = {
+            f"terms.{i}.{name}": own
+            for i, term in enumerate(terms_of(self))
+            for name, own in term.param_scaling().items()
+        }
+        if self.bias is not None:
+            scaling["bias"] = vector_scaling(self.out_features)
+        return scaling
+
+    def reset_parameters(self) -> None:
+        """Initialise the factors of all terms randomly, and the bias to 0."""
+        for term in terms_of(self):
+            term.reset_parameters()
+        if self.bias is not None and not self.bias.is_meta:
+            nn.init.zeros_(self.bias)
+
+    def to_dense(self) -> Tensor:
+        """The effective weight, (out_features, in_features), like nn.Linear.weight."""
+        first, *others = [term.to_dense() for term in terms_of(self)]
+        return sum(others, first)
+
+    def to_cola(self) -> Any:
+        """The effective weight as a lazy LinearOperator of CoLA, as EinsumLinear.to_cola."""
+        like = terms_of(self)[0].factors()[0]
+        return weight_operator(self._summed, (self.out_features, self.in_features), like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to the last axis of x."""
+        y = self._summed(x)
+        return y if self.bias is None else y + autocast_operand(self.bias)
+
+    def _summed(self, x: Tensor) -> Tensor:
+        y: Tensor = self.terms[0](x)
+        for term in self.terms[1:]:
+            y = y + term(x)
+        return y
+
+    def extra_repr(self) -> str:
+        """The arguments that print(layer) shows."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, structure={str(self.structure)!r}"
+            + ("" if self.weight_norm else ", weight_norm=False")
+            + ("" if self.factor_init == "spectral" else f", factor_init={self.factor_init!r}")
+        )
+
+
+def terms_of(layer: EinsumLinear | SumLinear) -> tuple[EinsumLinear, ...]:
+    """The layers whose matrices a layer adds up: its terms, or the layer itself."""
+    if isinstance(layer, EinsumLinear):
+        return (layer,)
+    return tuple(term for term in layer.terms if isinstance(term, EinsumLinear))
+
+
+def _closest(
+    kind: type[EinsumLinear] | type[SumLinear],
+    linear: nn.Linear,
+    structure: Structure | StructureSum | str,
+    calibration: Tensor | Moments | None,
+) -> EinsumLinear | SumLinear:
+    """The structured layer that is closest to a dense one; a SumLinear for a sum."""
+    if not isinstance(linear, nn.Linear):
+        raise EinlinearError(
+            what=f"the layer to start from is {type(linear).__name__}",
+            rule="from_linear takes an nn.Linear",
+            fix='for whole models, use el.convert_(model, rules, init="project")',
+        )
+    structure = parse(structure) if isinstance(structure, str) else structure
+    is_other = isinstance(structure, StructureSum) and issubclass(kind, EinsumLinear)
+    make: Callable[..., EinsumLinear | SumLinear] = SumLinear if is_other else kind
+    weight = linear.weight
+    with torch.random.fork_rng(devices=[]):  # fresh weights that are not kept
+        layer = make(
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            structure=structure,
+            weight_norm=False,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+    layer.project_(weight, Metric(_input_moments(calibration, linear)))
+    layer.requires_grad_(weight.requires_grad)
+    if layer.bias is not None:
+        layer.bias.data.copy_(linear.bias.data)
+        layer.bias.requires_grad_(linear.bias.requires_grad)
+    return layer.train(linear.training)
+
+
+def _check_projectable(weight_norm: bool) -> None:
+    if weight_norm:
+        raise EinlinearError(
+            what="the layer has weight normalisation",
+            rule="a projected weight needs factors of any size; normalisation shrinks them",
+            fix="create the layer with weight_norm=False",
+        )
+
+
+def _as_sum(structure: object) -> StructureSum:
+    """A sum, given as itself or as text."""
+    given = parse(structure) if isinstance(structure, str) else structure
+    if isinstance(given, StructureSum):
+        return given
+    raise EinlinearError(
+        what=f"a sum of structures is given as {quote(structure)}",
+        rule="a SumLinear adds up the matrices of two or more structures",
+        fix='write "low_rank(rank=8) + btt"; for a single structure, create an el.EinsumLinear',
+    )
+
+
+def _is_sum(structure: StructureSum) -> EinlinearError:
+    """The error for an EinsumLinear of a sum."""
+    return EinlinearError(
+        what=f"the structure of an EinsumLinear is given as the sum {shorten(str(structure))}",
+        rule="an EinsumLinear has a single structure; a SumLinear has a sum of them",
+        fix="create an el.SumLinear with the same arguments",
+    )
 
 
 def _input_moments(calibration: object, linear: nn.Linear) -> Tensor | None:
@@ -358,13 +577,3 @@ def autocast_operand(tensor: Tensor) -> Tensor:
     if not is_autocast(tensor) or not is_castable(tensor):
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
-
-
-def _not_replaced() -> EinlinearError:
-    """The error for assigning to layer.weight."""
-    return EinlinearError(
-        what="the weight of a structured layer cannot be replaced",
-        rule="it is computed from the factors whenever it is read",
-        fix="to set a weight of your own, replace the layer with an nn.Linear; to change the "
-        "factors, write to them, as in nn.init.zeros_(layer.B), or use layer.load_state_dict(...)",
-    )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from einlinear.layers.strided import num_remade
 from einlinear.structures.plan import Plan, make_plan
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 
 PlanKey = tuple[str, int, int]
 """The text of a structure and both widths: a plan in terms that an operator can carry."""
@@ -33,7 +33,7 @@ def hand_over(plan: Plan) -> PlanKey:
 def plan_of(structure: str, d_in: int, d_out: int) -> Plan:
     """The plan of a key: parsed if this process did not hand it over, as in an exported program."""
     key = structure, d_in, d_out
-    return _plans.get(key) or _keep(key, make_plan(parse(structure), d_in, d_out))
+    return _plans.get(key) or _keep(key, make_plan(parse_structure(structure), d_in, d_out))
 
 
 def _keep(key: PlanKey, plan: Plan) -> Plan:

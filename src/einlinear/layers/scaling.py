@@ -7,7 +7,7 @@ Ref: [Y22, Y23, P24 §4, App. C].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from typing import Literal, get_args
 
@@ -112,6 +112,8 @@ class Scaling:
     init_std: standard deviation at initialisation; 0 for a parameter that starts at a constant.
     num_factors: how many factors the layer multiplies; Adam's learning rate is divided by it.
     repeats: how often the layer uses the matrix for one token; only SGD's learning rate needs it.
+    num_terms: of the last factor of a term of a sum, how many terms there are; 1 for all others.
+        `init_std` is divided by its square root.
     kind: "matrix"; "vector" for biases, gains and norms; "scalar" for numbers that each multiply a
         whole matrix, as many at every width; "embedding" for a table of vectors.
     init_mean: the mean at initialisation, for example 1 for the gain of a norm; None for a
@@ -130,6 +132,7 @@ class Scaling:
     init_std: float
     num_factors: int = 1
     repeats: int = 1
+    num_terms: int = 1
     kind: ParameterKind = "matrix"
     init_mean: float | None = 0.0
     head_width: int = 0
@@ -138,12 +141,12 @@ class Scaling:
     axes: MatrixAxes | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        counts = (self.fan_in, self.fan_out, self.num_factors, self.repeats)
+        counts = (self.fan_in, self.fan_out, self.num_factors, self.repeats, self.num_terms)
         widths = (self.head_width, self.d_in, self.d_out)
         if min(counts) < 1 or min(widths) < 0 or self.init_std < 0:
             raise EinlinearError(
                 what=f"the scaling of a parameter is given as {self}",
-                rule="fan_in, fan_out, num_factors and repeats are 1 or more, "
+                rule="fan_in, fan_out, num_factors, repeats and num_terms are 1 or more, "
                 "head_width, d_in, d_out and init_std are 0 or more",
                 fix="count the axes that the layer sums over and those that it makes",
             )
@@ -220,6 +223,27 @@ def factor_scaling(plan: Plan, factor_init: FactorInit = "spectral") -> dict[str
         )
         for step in plan.steps
     }
+
+
+def term_scaling(
+    plan: Plan, factor_init: FactorInit, num_terms: int, num_factors: int
+) -> dict[str, Scaling]:
+    """The scaling of every factor of a plan that is one of several terms of a sum.
+
+    The last factor starts smaller, by sqrt(num_terms): the variances of the terms, which are
+    independent, then add up to their mean, the size of one layer. Weight normalisation keeps this
+    as its limit. All factors of all terms move the output at once, so `num_factors` counts them
+    all: together they change it by as much in a step as the factors of one layer.
+    Checked by: test_sum.py::test_fresh_outputs_are_as_large_as_those_of_one_layer.
+    """
+    scaling = {
+        name: replace(own, num_factors=num_factors)
+        for name, own in factor_scaling(plan, factor_init).items()
+    }
+    last = plan.steps[-1].factor
+    std = scaling[last].init_std / sqrt(num_terms)
+    scaling[last] = replace(scaling[last], init_std=std, num_terms=num_terms)
+    return scaling
 
 
 def _factor_std(step: Step, factor_init: FactorInit) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear, terms_of
 from einlinear.layers.reference import dense_weight
 from einlinear.layers.scaling import MatrixAxes, Scaling, matrix_scaling, vector_scaling
 
@@ -19,8 +19,8 @@ class AdaptedLinear(nn.Module):
         y = W x + U x + bias        U: the matrix of `update`, zero at the start
 
     `weight` and `bias` are the parameters of the layer, under their old names, so the state dict
-    of a plain model fits. `update` is an EinsumLinear without bias and without weight
-    normalisation. el.adapt_ puts such layers into a model.
+    of a plain model fits. `update` is an EinsumLinear or a SumLinear, without bias and without
+    weight normalisation. el.adapt_ puts such layers into a model.
 
     Args:
         plain: the layer to adapt: an nn.Linear, or a layer with a transposed weight.
@@ -32,7 +32,7 @@ class AdaptedLinear(nn.Module):
     bias: nn.Parameter | None
 
     def __init__(
-        self, plain: nn.Module, update: EinsumLinear, *, is_transposed: bool = False
+        self, plain: nn.Module, update: EinsumLinear | SumLinear, *, is_transposed: bool = False
     ) -> None:
         super().__init__()
         self.in_features = update.in_features
@@ -65,8 +65,11 @@ class AdaptedLinear(nn.Module):
         weight_oi = self.weight.T if self.is_transposed else self.weight
         dtype = torch.promote_types(self.update_dtype, torch.float32)
         dtype = torch.promote_types(dtype, self.weight.dtype)
-        factors = [factor.to(dtype) for factor in self.update.factors()]
-        return weight_oi.to(dtype) + dense_weight(self.update.plan, factors)
+        weight_oi = weight_oi.to(dtype)
+        for term in terms_of(self.update):
+            factors = [factor.to(dtype) for factor in term.factors()]
+            weight_oi = weight_oi + dense_weight(term.plan, factors)
+        return weight_oi
 
     def merged(self) -> nn.Module:
         """A plain layer of the class that was adapted, with the update added to its weight."""

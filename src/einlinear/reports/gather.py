@@ -45,7 +45,7 @@ from einlinear.runs.record import Counts, Point, RunRecord
 from einlinear.runs.sources import run_folders
 from einlinear.show.numbers import counted
 from einlinear.structures.taxonomy import Taxonomy, taxonomy
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.sweeps.claims import Watch, claimed
 
 LIVE_SECONDS = 60.0  # an older claim belongs to a process that is gone
@@ -219,7 +219,7 @@ def _of_config(config: RunConfig, spelling: dict[str, str]) -> dict[str, Any]:
     return {
         "id": config.id,
         "label": structure_label(config, spelling),
-        "exponents": taxonomy(parse(config.structure)),
+        "exponents": taxonomy(parse_structure(config.structure)),
         "group": group_of(config),
         "seed": config.seed,
         "task": config.task,
@@ -384,6 +384,6 @@ def _whole(table: Observations, name: str, place: int) -> int | None:
 def _exponents(structure: str) -> Taxonomy | None:
     """The taxonomy of a structure of a table; None if it is not one."""
     try:
-        return taxonomy(parse(structure))
+        return taxonomy(parse_structure(structure))
     except EinlinearError:
         return None

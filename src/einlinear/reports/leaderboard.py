@@ -15,7 +15,7 @@ from einlinear.searches.answer import LeaderboardRow
 from einlinear.searches.words import paste_code, rate_words, short_names
 from einlinear.structures.diagram import draw_structure
 from einlinear.structures.plan import Plan, make_plan
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 
 MOST_ROWS = 10
 """The rows that the page shows at once; the others are folded away."""
@@ -135,7 +135,7 @@ def _plan(lane: Lane, row: LeaderboardRow) -> Plan | None:
     """The layer at the largest width that was trained; None if the structure cannot be read."""
     width = max((one.run.width or 0 for one in lane.runs), default=0) or _WIDTH
     try:
-        return make_plan(parse(row.structure), width, width)
+        return make_plan(parse_structure(row.structure), width, width)
     except EinlinearError:
         return None
 

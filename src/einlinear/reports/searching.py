@@ -23,7 +23,7 @@ from einlinear.searches.answer import (
 from einlinear.searches.space import Candidate, read_names
 from einlinear.searches.stops import STOPS, Stop, read_stops
 from einlinear.show.numbers import between, counted, short
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 
 SEARCH_FILES = (ANSWER, CHOICES, STOPS)
 """What a search adds to its directory of runs."""
@@ -95,7 +95,7 @@ def _rows_by_key(answer: Answer) -> dict[_Key, tuple[str, LeaderboardRow]]:
 def _key(structure: str, num_experts: int, num_active: int, is_ffn: bool, is_aligned: bool) -> _Key:
     """The same for all spellings of a candidate."""
     try:
-        structure = str(parse(structure))
+        structure = str(parse_structure(structure))
     except EinlinearError:
         pass  # an answer that somebody wrote by hand
     return structure, num_experts, num_active if num_experts else 0, is_ffn, is_aligned

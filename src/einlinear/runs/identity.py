@@ -9,7 +9,7 @@ from typing import Any
 from einlinear.layers.scaling import HeadInit
 from einlinear.structures.named import dense
 from einlinear.structures.sizes import SIZES_RULE
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 
 _Values = Mapping[str, Any]
 
@@ -101,4 +101,4 @@ def in_one_form(values: _Values) -> dict[str, Any]:
 @cache
 def canonical_text(structure: str) -> str:
     """The canonical text of a structure; raises if it is not one."""
-    return str(parse(structure))
+    return str(parse_structure(structure))

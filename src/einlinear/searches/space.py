@@ -21,7 +21,7 @@ from einlinear.structures.named import named_call
 from einlinear.structures.plan import make_plan
 from einlinear.structures.sampling import sample_structures
 from einlinear.structures.taxonomy import taxonomy
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import true_or_false, whole_number
 
 SPEC = "search.json"
@@ -80,7 +80,7 @@ class Candidate:
     @property
     def key(self) -> str:
         """A text that is the same for all spellings of the candidate, and for no other."""
-        own = self.structure if self.structure == _DENSE else str(parse(self.structure))
+        own = self.structure if self.structure == _DENSE else str(parse_structure(self.structure))
         active = self.num_active if self.num_experts else 0
         rest = (self.num_experts, active, self.experts, self.head_aligned)
         return " ".join(map(str, (own, *rest)))
@@ -90,7 +90,7 @@ class Candidate:
         """omega, psi and nu."""
         if self.structure == _DENSE:
             return 0.0, 1.0, 1.0
-        found = taxonomy(parse(self.structure))
+        found = taxonomy(parse_structure(self.structure))
         return float(found.omega), float(found.psi), float(found.nu)
 
     @property
@@ -98,7 +98,7 @@ class Candidate:
         """omega, psi and nu at a large width, where fixed sizes count too."""
         if self.structure == _DENSE:
             return 0.0, 1.0, 1.0
-        plan = make_plan(parse(self.structure), _WIDTH, _WIDTH)
+        plan = make_plan(parse_structure(self.structure), _WIDTH, _WIDTH)
         scale = log(_WIDTH)
         omega = log(plan.macs / plan.params) / scale
         return omega, log(plan.rank) / scale, log(plan.macs / _WIDTH) / scale
@@ -263,7 +263,7 @@ def _short_name(structure: str) -> str:
     """A short text: the structure as it is written, or its seven exponents, rounded."""
     if len(structure) <= _LONGEST:
         return structure
-    parsed = parse(structure)
+    parsed = parse_structure(structure)
     call = named_call(parsed)
     if call != str(parsed):
         return call.removesuffix("()")

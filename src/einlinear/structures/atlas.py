@@ -15,7 +15,7 @@ from einlinear.structures.plan import make_plan
 from einlinear.structures.sampling import sample_structures
 from einlinear.structures.structure import Structure
 from einlinear.structures.taxonomy import Taxonomy, taxonomy
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import whole_number
 
 NAMED_EXAMPLES = {
@@ -89,7 +89,7 @@ def atlas_rows(samples: int, seed: int = 0) -> list[AtlasRow]:
         for group, structures in drawn.items()
         for structure in structures
     ]
-    named = [(name, text, parse(text)) for name, text in NAMED_EXAMPLES.items()]
+    named = [(name, text, parse_structure(text)) for name, text in NAMED_EXAMPLES.items()]
     return rows + [AtlasRow(name, text, "named", s, taxonomy(s)) for name, text, s in named]
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from einlinear.errors import EinlinearError, quote
 from einlinear.structures.edges import FACTOR_NAMES
-from einlinear.structures.structure import Structure
+from einlinear.structures.structure import Structure, StructureSum
 from einlinear.structures.values import Share, exponent, size_or_share, whole_number
 
 
@@ -86,11 +86,14 @@ NAMED = {
 }
 
 
-def named_call(structure: Structure) -> str:
+def named_call(structure: Structure | StructureSum) -> str:
     """The call that makes a structure, such as "btt(rank=2)", or its edges if there is none.
 
-    A structure does not know which of its names was typed: btt() gives "monarch()".
+    A structure does not know which of its names was typed: btt() gives "monarch()". A sum has the
+    calls of its terms, with + between.
     """
+    if isinstance(structure, StructureSum):
+        return " + ".join(map(named_call, structure.terms))
     sizes = [size for edge, size in structure.edges if edge[0] not in "XY"]
     ranks: dict[str, object] = {}
     if sizes:

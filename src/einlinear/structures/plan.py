@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from string import ascii_letters
+from typing import overload
 
 from einlinear.errors import EinlinearError
 from einlinear.show.tables import facts_text
 from einlinear.structures.edges import all_edges, cut
 from einlinear.structures.named import named_call
 from einlinear.structures.sizes import choose_sizes, fewest_macs, rank_bound
-from einlinear.structures.structure import Structure, check_structure
+from einlinear.structures.structure import Structure, StructureSum, check_structure_or_sum
 from einlinear.structures.values import whole_number
 
 MAX_WIDTH = 2**24
@@ -153,13 +154,108 @@ class Plan:
         return {step.factor: step.fan_out for step in self.steps}
 
 
-def make_plan(structure: Structure, d_in: int, d_out: int) -> Plan:
-    """Plan a layer d_in -> d_out of a structure. Plans are values, and cached."""
-    return _make_plan(
-        check_structure(structure),
-        whole_number(d_in, "the input width", 1, MAX_WIDTH),
-        whole_number(d_out, "the output width", 1, MAX_WIDTH),
-    )
+@dataclass(frozen=True, slots=True)
+class PlanSum:
+    """A sum of structures at given widths: the plan of every term, and the counts of all together.
+
+    Edges and factors are named after their terms: "0.XA" is the edge XA of the first.
+    """
+
+    structure: StructureSum
+    plans: tuple[Plan, ...]
+
+    @property
+    def d_in(self) -> int:
+        """The width of the input."""
+        return self.plans[0].d_in
+
+    @property
+    def d_out(self) -> int:
+        """The width of the output."""
+        return self.plans[0].d_out
+
+    @property
+    def params(self) -> int:
+        """The parameters of all terms."""
+        return sum(plan.params for plan in self.plans)
+
+    @property
+    def macs(self) -> int:
+        """The multiply-adds of all terms per token; adding up their outputs is not counted."""
+        return sum(plan.macs for plan in self.plans)
+
+    @property
+    def dense_macs(self) -> int:
+        """What a dense layer of these widths costs per token; also its number of parameters."""
+        return self.d_in * self.d_out
+
+    @property
+    def rank(self) -> int:
+        """The sum of the ranks, at most full rank: an upper bound."""
+        return min(self.d_in, self.d_out, sum(plan.rank for plan in self.plans))
+
+    @property
+    def d_in_padded(self) -> int:
+        """The widest padded input of all terms."""
+        return max(plan.d_in_padded for plan in self.plans)
+
+    @property
+    def d_out_padded(self) -> int:
+        """The widest padded output of all terms."""
+        return max(plan.d_out_padded for plan in self.plans)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of every edge of every term."""
+        return {
+            f"{i}.{edge}": size
+            for i, plan in enumerate(self.plans)
+            for edge, size in plan.edge_sizes
+        }
+
+    @property
+    def factor_edges(self) -> dict[str, tuple[str, ...]]:
+        """The axes of every factor of every term."""
+        return {
+            f"{i}.{factor}": edges
+            for i, plan in enumerate(self.plans)
+            for factor, edges in plan.factor_axes
+        }
+
+    def __str__(self) -> str:
+        share, cost = self.params / self.dense_macs, self.macs / self.dense_macs
+        whole = facts_text(
+            {
+                "sum": named_call(self.structure),
+                "widths": f"{self.d_in:,} -> {self.d_out:,}",
+                "parameters": f"{self.params:,}  ({share:.2%} of dense)",
+                "FLOPs/token (forward)": f"{2 * self.macs:,}  ({cost:.2%} of dense)",
+                "rank": f"{self.rank:,} of {min(self.d_in, self.d_out):,}",
+            }
+        )
+        return "\n\n".join([whole, *map(str, self.plans)])
+
+
+@overload
+def make_plan(structure: Structure, d_in: int, d_out: int) -> Plan: ...
+
+
+@overload
+def make_plan(structure: StructureSum, d_in: int, d_out: int) -> PlanSum: ...
+
+
+@overload
+def make_plan(structure: Structure | StructureSum, d_in: int, d_out: int) -> Plan | PlanSum: ...
+
+
+def make_plan(structure: Structure | StructureSum, d_in: int, d_out: int) -> Plan | PlanSum:
+    """Plan a layer d_in -> d_out of a structure, or of a sum. Plans are values, and cached."""
+    given = check_structure_or_sum(structure)
+    d_in = whole_number(d_in, "the input width", 1, MAX_WIDTH)
+    d_out = whole_number(d_out, "the output width", 1, MAX_WIDTH)
+    if isinstance(given, StructureSum):
+        return PlanSum(given, tuple(_make_plan(term, d_in, d_out) for term in given.terms))
+    return _make_plan(given, d_in, d_out)
 
 
 @lru_cache(maxsize=16384)

@@ -151,6 +151,11 @@ class Structure:
     def __repr__(self) -> str:
         return f"<Structure {self}>"
 
+    def __add__(self, other: object) -> StructureSum:
+        if not isinstance(other, Structure | StructureSum):
+            return NotImplemented
+        return StructureSum(_terms(self) + _terms(other))
+
     def canonical(self) -> Structure:
         """Rename the factors to A, B, ... in the order that is cheapest as the width grows.
 
@@ -161,10 +166,60 @@ class Structure:
         return _canonical(self)
 
 
+@dataclass(frozen=True, slots=True)
+class StructureSum:
+    """Two or more structures whose matrices are added: low_rank(rank=8) + btt().
+
+    A sum within a sum is taken apart. The order of the terms counts: `a + b` and `b + a` make the
+    same matrices, but they are different values, since layers number their terms.
+    """
+
+    terms: tuple[Structure, ...]
+
+    def __post_init__(self) -> None:
+        terms = [each for term in taken(self.terms, _MOST) or () for each in _terms(term)]
+        if len(terms) < 2:
+            raise EinlinearError(
+                what=f"a sum is given as {quote(self.terms)}",
+                rule="a sum has two or more structures",
+                fix='write el.low_rank(rank=8) + el.btt(), or el.parse("low_rank(rank=8) + btt")',
+            )
+        object.__setattr__(self, "terms", tuple(terms))
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.terms))
+
+    def __repr__(self) -> str:
+        return f"<StructureSum {self}>"
+
+    def __add__(self, other: object) -> StructureSum:
+        if not isinstance(other, Structure | StructureSum):
+            return NotImplemented
+        return StructureSum(_terms(self) + _terms(other))
+
+
+def _terms(structure: object) -> tuple[Structure, ...]:
+    if isinstance(structure, StructureSum):
+        return structure.terms
+    return (check_structure(structure),)
+
+
+def check_structure_or_sum(structure: object) -> Structure | StructureSum:
+    """Return the structure or the sum, or raise an error if it is something else."""
+    return structure if isinstance(structure, StructureSum) else check_structure(structure)
+
+
 def check_structure(structure: object) -> Structure:
-    """Return the structure, or raise an error if it is something else."""
+    """Return the structure, or raise an error if it is something else, such as a sum."""
     if isinstance(structure, Structure):
         return structure
+    if isinstance(structure, StructureSum):
+        raise EinlinearError(
+            what=f"a structure is given as the sum {shorten(str(structure))}",
+            rule="sums are for el.SumLinear, el.convert_, el.adapt_, el.make_plan and el.taxonomy; "
+            "everything else takes a single structure",
+            fix=f'give one of its terms: "{shorten(str(structure.terms[0]))}"',
+        )
     raise EinlinearError(
         what=f"a structure is given as {quote(structure)}",
         rule="a structure is a Structure value",

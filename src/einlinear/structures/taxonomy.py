@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from einlinear.show.symbols import power, printable
 from einlinear.structures.edges import all_cuts, factors_of, touched
-from einlinear.structures.structure import Structure, check_structure
+from einlinear.structures.structure import Structure, StructureSum, check_structure_or_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +62,24 @@ class Growth(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def taxonomy(structure: Structure) -> Taxonomy:
-    """The exact exponents ω, ψ and ν of a structure with any number of factors.
+def taxonomy(structure: Structure | StructureSum) -> Taxonomy:
+    """The exact exponents ω, ψ and ν of a structure with any number of factors, or of a sum.
 
     For two factors, with F = 2 + AB - max(min(XA, YB), min(XB, YA)):
 
         nu = F - 1     omega = F - (2 + AB - min(XA + YA, XB + YB))
         psi = min(1, 2 + AB - XA - YB, 2 + AB - XB - YA)
 
+    The counts of a sum are those of its terms together, so the term that grows fastest decides.
+
     Checked by: test_taxonomy.py::test_closed_forms_of_two_factors and
     test_taxonomy.py::test_exponents_are_slopes_of_exact_counts.
     """
-    growth = growth_of(check_structure(structure).growth, Fraction(1))
-    return Taxonomy(omega=growth.macs - growth.params, psi=growth.rank, nu=growth.macs - 1)
+    given = check_structure_or_sum(structure)
+    terms = given.terms if isinstance(given, StructureSum) else (given,)
+    growth = [growth_of(term.growth, Fraction(1)) for term in terms]
+    macs, params = max(g.macs for g in growth), max(g.params for g in growth)
+    return Taxonomy(omega=macs - params, psi=max(g.rank for g in growth), nu=macs - 1)
 
 
 def growth_of(

@@ -10,12 +10,17 @@ from fractions import Fraction
 
 from einlinear.errors import EinlinearError, did_you_mean, quote, shorten
 from einlinear.structures.named import NAMED
-from einlinear.structures.structure import THETA_EDGES, Structure
+from einlinear.structures.structure import (
+    THETA_EDGES,
+    Structure,
+    StructureSum,
+    check_structure,
+)
 from einlinear.structures.values import EdgeSize, Share, as_share, exponent, size_or_share
 
 _RULE = (
     'a structure is a name such as "btt(rank=2)", a theta such as "theta(1/2,0,1/2,0,1/2,1/2,0)", '
-    'or edges such as "XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:4"'
+    'edges such as "XA^1/2 XAB^1/2 YB^1/2 YAB^1/2 AB:4", or several of these with + between'
 )
 _CALL = re.compile(r"([A-Za-z][A-Za-z_-]*)\s*(?:\((.*)\))?", re.DOTALL)
 _EDGE = re.compile(r"([A-Za-z]+)([\^:])(\S+)")
@@ -25,12 +30,13 @@ _THIRDS = (Fraction(1, 3), Fraction(2, 3))
 _NEAR = Fraction(1, 100)
 
 
-def parse(text: str) -> Structure:
-    """Parse the text of a structure: the inverse of str.
+def parse(text: str) -> Structure | StructureSum:
+    """Parse the text of a structure, or of a sum of structures: the inverse of str.
 
     Four forms: a name with its arguments, "btt(rank=2)"; the paper's numbers, "theta(1/2,0,...)";
     the same as the original code writes them, "(0.5|0|0.5|0|0.5|0.5|0)"; edges, "XA^1/2 XAB^1/2
     YB^1 AB:4", where ^ gives an exponent and : a fixed size, or d/8, a share of the width.
+    Between structures, + makes a sum: "low_rank(rank=8) + btt".
     """
     if not isinstance(text, str):
         raise EinlinearError(
@@ -42,6 +48,29 @@ def parse(text: str) -> Structure:
             rule=f"a structure is a text of at most {_LONGEST:,} characters",
             fix='give a text such as "btt(rank=2)"; name a file only where a file is asked for',
         )
+    terms = tuple(map(_parse_one, _summands(text)))
+    return terms[0] if len(terms) == 1 else StructureSum(terms)
+
+
+def parse_structure(text: str) -> Structure:
+    """Parse the text of a single structure; a sum is an error."""
+    return check_structure(parse(text))
+
+
+def _summands(text: str) -> list[str]:
+    """The parts of a text between its plus signs, without those in brackets and of numbers."""
+    parts, depth = [""], 0
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        is_sign = character == "+" and text[i + 1 : i + 2].isdigit()
+        if character == "+" and depth <= 0 and not is_sign:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _parse_one(text: str) -> Structure:
     stripped = text.strip()
     if "|" in stripped:
         return _parse_bars(stripped)
@@ -132,7 +161,7 @@ def _parse_bars(text: str) -> Structure:
         warnings.warn(
             f"read {shorten(', '.join(sorted(changes)))} in {quote(text)}, taking near-thirds "
             "for thirds; write 1/3 and 2/3 to silence this",
-            stacklevel=3,
+            stacklevel=4,
         )
     return Structure.from_theta(snapped)
 

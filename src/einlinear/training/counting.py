@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from einlinear.layers.linear import EinsumLinear, situation
+from einlinear.layers.linear import EinsumLinear, SumLinear, SumTerm, situation
 from einlinear.layers.moe.layers import MoEFeedForward, MoELinear
 from einlinear.layers.moe.routing import Gate
 from einlinear.models.gpt import GPT
@@ -41,7 +41,9 @@ def linear_macs(model: nn.Module) -> dict[str, int]:
     """Multiply-adds per token of every linear layer, by name."""
     macs = {}
     for name, module in model.named_modules():
-        if isinstance(module, EinsumLinear):
+        if isinstance(module, SumTerm):
+            continue
+        if isinstance(module, EinsumLinear | SumLinear):
             macs[name] = module.plan.macs
         elif isinstance(module, MoELinear | MoEFeedForward):
             macs[name] = module.macs

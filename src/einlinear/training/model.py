@@ -16,7 +16,7 @@ from einlinear.models.mup.init import apply_init_, plan_init
 from einlinear.runs.config import RunConfig
 from einlinear.runs.presets import SEQUENCE_TASKS
 from einlinear.structures.structure import Structure
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 
 _ATTENTION = ("*.q_proj", "*.k_proj", "*.v_proj", "*.o_proj")
 _FEED_FORWARD = ("*.up", "*.down")
@@ -151,7 +151,7 @@ def _conversions(config: RunConfig) -> dict[object, _Conversion | None]:
 
 def _conversion(config: RunConfig, name: str) -> _Conversion | None:
     """What the layers of this name become: experts or one matrix; None to keep nn.Linear."""
-    structure: Structure | Heads = parse(config.structure)
+    structure: Structure | Heads = parse_structure(config.structure)
     if config.head_aligned and name in _ATTENTION:
         assert config.head_axis is not None, "a GPT has attention heads"
         structure = heads(structure=config.structure, axis=config.head_axis)

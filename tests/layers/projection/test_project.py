@@ -179,3 +179,12 @@ def test_zero_stays_zero():
 
 def test_moments_that_are_zero_become_the_identity():
     assert torch.equal(damped(torch.zeros(3, 3), 0.1), torch.eye(3))
+
+
+def test_an_edge_of_size_one_is_no_obstacle():
+    """At this width YA has size 1: the structure is not a table of blocks, but has its edges."""
+    plan = make_plan(parse("XA^1 YA^1/7 YB^2/7 YAB^4/7"), 9, 9)
+    assert plan.sizes["YA"] == 1
+    weight = torch.randn(9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = project(plan, weight, Metric(torch.eye(9, dtype=torch.float64) * 2))
+    assert 0 <= found.error < 1

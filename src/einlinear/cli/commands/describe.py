@@ -15,7 +15,7 @@ from einlinear.show.symbols import power
 from einlinear.show.tables import text_table
 from einlinear.structures.plan import Plan, Step, make_plan
 from einlinear.structures.taxonomy import taxonomy
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 
 
 def describe(
@@ -37,7 +37,7 @@ def describe(
     """
     if svg is not None:
         _check_svg(svg)
-    plan = make_plan(parse(structure), width, width if out_width is None else out_width)
+    plan = make_plan(parse_structure(structure), width, width if out_width is None else out_width)
     print_facts(_facts(plan, structure))
     print(f"\nedges\n{_edge_table(plan)}")
     for table in _step_tables(plan):

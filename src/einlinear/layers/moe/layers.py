@@ -38,7 +38,7 @@ from einlinear.layers.scaling import (
 from einlinear.structures.named import dense
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import one_of, true_or_false
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": gelu, "relu": relu, "silu": silu}
@@ -89,7 +89,7 @@ class MoELinear(Routed):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_experts, num_active)
-        structure = parse(structure) if isinstance(structure, str) else structure
+        structure = parse_structure(structure) if isinstance(structure, str) else structure
         self.plan = make_plan(structure, in_features, out_features)
         self.in_features = self.plan.d_in
         self.out_features = self.plan.d_out

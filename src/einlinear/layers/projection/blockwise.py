@@ -26,9 +26,7 @@ _EDGES = frozenset({"XA", "XAB", "YB", "YAB", "AB"})
 
 def is_blockwise(plan: Plan) -> bool:
     """Whether weights of this plan are tables of low-rank blocks."""
-    return {edge for edge, size in plan.edge_sizes if size > 1} <= _EDGES and set(
-        plan.factor_edges
-    ) == {"A", "B"}
+    return plan.sizes.keys() <= _EDGES and plan.factor_edges.keys() == {"A", "B"}
 
 
 def improve_blocks(

@@ -17,7 +17,8 @@ from einlinear.structures.plan import Plan
 
 _PADDING = 1e-8  # what an error in the padding counts, which nobody sees; it must be positive
 
-_ROUNDING = 1e-12  # shares of a squared norm below this are errors of rounding
+ROUNDING = 1e-12
+"""Shares of a squared norm below this are errors of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ def project(
     damping: float = 1e-3,
     tolerance: float = 1e-3,
     most_sweeps: int = 50,
+    start: dict[str, Tensor] | None = None,
 ) -> Projection:
     """Return the factors whose weight is closest to a dense weight, computed in float64.
 
@@ -56,21 +58,25 @@ def project(
         damping: what is added to the diagonals of the moments, as a share of their mean.
         tolerance: the improvement at which to stop.
         most_sweeps: how many sweeps to do at most.
+        start: factors to improve instead of the closed form for the Frobenius norm, where that is
+            not the answer.
     """
     weight_oi = weight_oi.detach().double()
-    metric = _prepared(metric or Metric(), damping)
+    metric = prepared(metric or Metric(), damping)
     full_oi = weight_oi.new_zeros(plan.d_out_padded, plan.d_in_padded)
     full_oi[: plan.d_out, : plan.d_in] = weight_oi
-    factors = split_weight(plan, full_oi)
     is_padded = full_oi.shape != weight_oi.shape
+    is_closed = len(plan.steps) <= 2 and not is_padded and metric.is_plain
+    factors = start if start is not None and not is_closed else split_weight(plan, full_oi)
     sweeps = 0
-    if is_blockwise(plan):
-        if is_padded or not metric.is_plain:
-            within = _with_padding(metric, plan, full_oi)
-            factors, sweeps = improve_blocks(
-                plan, full_oi, factors, within, tolerance=tolerance, most_sweeps=most_sweeps
-            )
-    elif len(plan.steps) > 2 or is_padded or not metric.is_plain:
+    if is_closed:
+        pass
+    elif is_blockwise(plan):
+        within = _with_padding(metric, plan, full_oi)
+        factors, sweeps = improve_blocks(
+            plan, full_oi, factors, within, tolerance=tolerance, most_sweeps=most_sweeps
+        )
+    else:
         factors, sweeps = alternate(
             plan, weight_oi, factors, metric, tolerance=tolerance, most_sweeps=most_sweeps
         )
@@ -89,7 +95,7 @@ def rank_errors(weight_oi: Tensor, metric: Metric, *, damping: float = 1e-3) -> 
     Checked by: test_project.py::test_errors_of_all_ranks.
     """
     scaled = weight_oi.detach().double()
-    metric = _prepared(metric, damping)
+    metric = prepared(metric, damping)
     if metric.inputs is not None:
         scaled = scaled @ torch.linalg.cholesky(metric.inputs)
     if metric.outputs is not None:
@@ -97,7 +103,7 @@ def rank_errors(weight_oi: Tensor, metric: Metric, *, damping: float = 1e-3) -> 
     squares = torch.linalg.svdvals(scaled).square()
     kept = torch.cat([squares.new_zeros(1), squares.cumsum(0)])
     lost = 1 - kept / kept[-1].clamp(min=1e-300)
-    return torch.where(lost > _ROUNDING, lost, 0.0)
+    return torch.where(lost > ROUNDING, lost, 0.0)
 
 
 def trainable_factors(factors: dict[str, Tensor], last: str) -> dict[str, Tensor]:
@@ -124,7 +130,7 @@ def balanced(plan: Plan, factors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: factor * (common / sizes[name]) for name, factor in factors.items()}
 
 
-def _prepared(metric: Metric, damping: float) -> Metric:
+def prepared(metric: Metric, damping: float) -> Metric:
     """A metric in float64, damped."""
     sides = {"inputs": metric.inputs, "outputs": metric.outputs}
     return replace(

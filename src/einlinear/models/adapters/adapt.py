@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear, terms_of
 from einlinear.models.adapted import AdaptedLinear
 from einlinear.models.adapters.adaptation import Adaptation
 from einlinear.models.adapters.freezing import freeze_, trainable_names
@@ -22,6 +22,7 @@ from einlinear.models.convert.rules import LayerRule, Rules
 from einlinear.models.saving.placing import put_layers_
 from einlinear.models.survey.obstacles import ADAPTER, linear_class
 from einlinear.models.survey.sites import Site, find_sites
+from einlinear.structures.structure import StructureSum
 
 LayerPattern = str | re.Pattern[str]
 
@@ -38,11 +39,11 @@ def adapt_(
 
         y = W x + bias  becomes  y = W x + U x + bias        U: any structure, zero at the start
 
-    With low_rank(rank=r), this is LoRA. The last factor of every update is zero and the others are
-    fresh, so the output is unchanged and gradients flow. There is no scale: its effect is that of
-    the learning rate. Updates have no weight normalisation, which would limit how far they can
-    move a layer. If any layer cannot be adapted, nothing is changed. Create the optimizer
-    afterwards. A second call adapts further layers.
+    With low_rank(rank=r), this is LoRA. The last factor of every update, in a sum of every term, is
+    zero and the others are fresh, so the output is unchanged and gradients flow. There is no scale:
+    its effect is that of the learning rate. Updates have no weight normalisation, which
+    would limit how far they can move a layer. If any layer cannot be adapted, nothing is changed.
+    Create the optimizer afterwards. A second call adapts further layers.
 
     Args:
         model: any module that contains linear layers, as for convert_.
@@ -74,7 +75,7 @@ def adapt_(
     return _report(model, plan.swaps, plan.left)
 
 
-def adapted_layer(site: Site, update: EinsumLinear) -> AdaptedLinear:
+def adapted_layer(site: Site, update: EinsumLinear | SumLinear) -> AdaptedLinear:
     """Return the layer at a site with an update beside it."""
     if not site.part:
         is_transposed = linear_class(site.module) is not nn.Linear  # the Conv1D of Hugging Face
@@ -85,7 +86,9 @@ def adapted_layer(site: Site, update: EinsumLinear) -> AdaptedLinear:
 
 
 def _adapted(site: Site, swap: Swap, dtype: torch.dtype | None) -> AdaptedLinear:
-    update = EinsumLinear(
+    is_sum = isinstance(swap.structure, StructureSum)
+    make: Callable[..., EinsumLinear | SumLinear] = SumLinear if is_sum else EinsumLinear
+    update = make(
         swap.d_in,
         swap.d_out,
         bias=False,
@@ -94,7 +97,8 @@ def _adapted(site: Site, swap: Swap, dtype: torch.dtype | None) -> AdaptedLinear
         device=site.weight.device,
         dtype=site.weight.dtype if dtype is None else dtype,
     )
-    nn.init.zeros_(update.get_parameter(update.plan.steps[-1].factor))
+    for term in terms_of(update):
+        nn.init.zeros_(term.get_parameter(term.plan.steps[-1].factor))
     return adapted_layer(site, update.train(site.module.training))
 
 

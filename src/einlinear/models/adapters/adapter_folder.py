@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from einlinear.errors import EinlinearError, quote
 from einlinear.files.fields import typed
 from einlinear.files.whole import as_path
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.models.adapted import AdaptedLinear
 from einlinear.models.adapters.adapt import adapted_layer
 from einlinear.models.adapters.freezing import freeze_
@@ -123,7 +123,7 @@ def _parsed(values: dict[str, Any]) -> tuple[tuple[SavedLayer, ...], tuple[str, 
     header: _Header = typed(_Header, values, "it")
     layers = read_layers(list(header.layers))
     for layer in layers:
-        if layer.kind != "EinsumLinear" or layer.bias or layer.weight_norm:
+        if layer.kind not in ("EinsumLinear", "SumLinear") or layer.bias or layer.weight_norm:
             raise ValueError(f"the layer {layer.names[0]!r} is not an update")
     return layers, header.trained
 
@@ -162,7 +162,7 @@ def _restored(
             fix=_SAME,
         )
     update = make_layer(saved, site.weight.device)
-    assert isinstance(update, EinsumLinear), "the description was checked"
+    assert isinstance(update, EinsumLinear | SumLinear), "the description was checked"
     return site, adapted_layer(site, update.train(site.module.training))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError, reason
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.projection.pairs import Pairs
 from einlinear.models.convert.batches import (
     called,
@@ -29,6 +29,7 @@ from einlinear.models.convert.batches import (
     visible,
 )
 from einlinear.models.convert.names import LayerNames
+from einlinear.models.convert.stages import Course, Stages, Stopped, seen_on
 
 _DAMPING = 1e-2  # how much a layer stays with its weight where its inputs say little; more if few
 
@@ -75,18 +76,23 @@ def anchor_(
         stack.enter_context(evaluating(converted))
         stack.enter_context(evaluating(original))
         stack.enter_context(opened_attention(original, layers))
-        for group in _groups_in_order(converted, layers, batches):
+        groups = _groups_in_order(converted, layers, batches)
+        course = _course(original, groups, batches)
+        new, old = (Stages(model, batches, course.chains) for model in (converted, original))
+        for group in groups:
             pairs = {names: _pairs_for(converted, names, sensitivity) for names in group}
-            _see(converted, original, pairs, sum(group.values()), batches)
+            for stages in (new, old):
+                stages.complete(course.before.get(next(iter(group))[0], []))
+            _see(new, old, pairs, sum(group.values()))
             for names, seen in pairs.items():
                 if seen.count:
                     errors[names] = _fit_(_layer(converted, names), seen)
     return errors
 
 
-def _layer(model: nn.Module, names: LayerNames) -> EinsumLinear:
+def _layer(model: nn.Module, names: LayerNames) -> EinsumLinear | SumLinear:
     layer = model.get_submodule(names[0])
-    assert isinstance(layer, EinsumLinear), "only projected layers are fitted"
+    assert isinstance(layer, EinsumLinear | SumLinear), "only projected layers are fitted"
     return layer
 
 
@@ -102,16 +108,16 @@ def _pairs_for(
     )
 
 
-def _fit_(layer: EinsumLinear, pairs: Pairs) -> float:
+def _fit_(layer: EinsumLinear | SumLinear, pairs: Pairs) -> float:
     """Set factors and bias to those that give the outputs which a layer should have."""
-    before = {name: getattr(layer, name).clone() for name in layer.plan.factor_shapes}
+    before = {name: parameter.clone() for name, parameter in layer.named_parameters()}
     near_oi = layer.to_dense()
     damping = _DAMPING + layer.in_features / pairs.count
     with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # constant inputs
         layer.project_(pairs.best_weight(near_oi, damping).to(near_oi.device), pairs.metric)
     if pairs.error(layer.to_dense()) > pairs.error(near_oi):  # alternation may end elsewhere
-        for name, factor in before.items():
-            getattr(layer, name).copy_(factor)
+        for name, parameter in layer.named_parameters():
+            parameter.copy_(before[name])
     made_oi = layer.to_dense()
     if layer.bias is not None:
         layer.bias.copy_(pairs.best_bias(made_oi))
@@ -151,22 +157,22 @@ def _groups_in_order(
     return groups
 
 
-class _Seen(BaseException):
-    """Ends a pass through a model when the layers to look at have been called."""
+def _course(model: nn.Module, groups: list[Counter[LayerNames]], batches: Sequence[Any]) -> Course:
+    """Which blocks can be skipped; none if a layer is called again in a later block."""
+    layers = [names[0] for group in groups for names in group]
+    if any(count > 1 for group in groups for count in group.values()) or not layers:
+        return Course([], {})
+    return seen_on(model, layers, batches[0])
 
 
 def _see(
-    converted: nn.Module,
-    original: nn.Module,
-    pairs: Mapping[LayerNames, Pairs],
-    calls: int,
-    batches: Sequence[Any],
+    converted: Stages, original: Stages, pairs: Mapping[LayerNames, Pairs], calls: int
 ) -> None:
     """Add the inputs of layers in the converted model, with their outputs in the original one."""
-    for number, batch in enumerate(batches, 1):
-        mask = mask_of(batch, original)
-        outputs = _passed(original, pairs, calls, batch, number, lambda x, y: y)
-        inputs = _passed(converted, pairs, calls, batch, number, lambda x, y: x)
+    for number, batch in enumerate(original.batches):
+        mask = mask_of(batch, original.model)
+        outputs = _passed(original, pairs, calls, number, lambda x, y: y)
+        inputs = _passed(converted, pairs, calls, number, lambda x, y: x)
         for names, seen in pairs.items():
             for x, y in zip(inputs[names], outputs[names], strict=False):
                 if x.shape[:-1] == y.shape[:-1]:  # else tokens were sent to other experts
@@ -174,10 +180,9 @@ def _see(
 
 
 def _passed(
-    model: nn.Module,
+    stages: Stages,
     group: Iterable[LayerNames],
     calls: int,
-    batch: Any,
     number: int,
     pick: Callable[[Tensor, Tensor], Tensor],
 ) -> dict[LayerNames, list[Tensor]]:
@@ -188,13 +193,13 @@ def _passed(
         def note(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
             found[names].append(pick(input_of(args, kwargs), output).clone())
             if sum(map(len, found.values())) == calls:
-                raise _Seen
+                raise Stopped
 
         return note
 
-    with ExitStack() as stack, suppress(_Seen):
+    with ExitStack() as stack, suppress(Stopped):
         for names in group:
-            module = model.get_submodule(names[0])
+            module = stages.model.get_submodule(names[0])
             stack.callback(module.register_forward_hook(hook(names), with_kwargs=True).remove)
-        called(model, batch, number)
+        stages.run(number)
     return found

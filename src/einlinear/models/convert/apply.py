@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.scaling import FactorInit
 from einlinear.models.convert.anchoring import anchor_, sharing_copy
@@ -21,6 +21,7 @@ from einlinear.models.convert.names import LayerNames, layer_list
 from einlinear.models.saving.placing import keep_flags_, put_layers_
 from einlinear.models.survey.obstacles import ADAPTER
 from einlinear.models.survey.sites import Site, dense_parameters, find_sites
+from einlinear.structures.structure import StructureSum
 
 
 def apply_swaps_(
@@ -79,7 +80,7 @@ def project_swaps_(
     sensitivity: dict[LayerNames, Tensor | None] = {}
 
     def fill(site: Site, new: nn.Module) -> None:
-        assert isinstance(new, EinsumLinear | MoELinear), "a swap makes one of the two"
+        assert isinstance(new, EinsumLinear | SumLinear | MoELinear), "a swap makes these"
         own = None if moments is None else moments.pop(site.names)
         weight, bias = dense_parameters(site)
         metric = None if own is None else own.metric
@@ -147,9 +148,11 @@ def check_without_experts(conversion: Conversion) -> None:
 
 def _new_layer(
     site: Site, swap: Swap, weight_norm: bool, factor_init: FactorInit
-) -> EinsumLinear | MoELinear:
+) -> EinsumLinear | SumLinear | MoELinear:
     """Create the structured layer with the device, dtype and flags of the dense one."""
-    make: Callable[..., EinsumLinear | MoELinear] = EinsumLinear
+    make: Callable[..., EinsumLinear | SumLinear | MoELinear] = (
+        SumLinear if isinstance(swap.structure, StructureSum) else EinsumLinear
+    )
     if swap.num_experts:
         make = partial(
             MoELinear,

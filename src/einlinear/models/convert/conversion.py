@@ -17,8 +17,8 @@ from einlinear.models.convert.names import (
 from einlinear.show.numbers import amount, counted
 from einlinear.show.tables import RULE, text_table, wrapped
 from einlinear.structures.named import named_call
-from einlinear.structures.plan import Plan, make_plan
-from einlinear.structures.structure import Structure
+from einlinear.structures.plan import Plan, PlanSum, make_plan
+from einlinear.structures.structure import Structure, StructureSum
 
 _WIDTH = 80  # columns of the table
 _FEW = 6  # kinds of other modules that are listed separately, at most
@@ -37,7 +37,7 @@ class Swap:
     d_in: int
     d_out: int
     has_bias: bool
-    structure: Structure
+    structure: Structure | StructureSum
     num_experts: int = 0
     num_active: int = 1
     expert_norm: ExpertNorm = "each"
@@ -55,7 +55,7 @@ class Swap:
         return self.typed or named_call(self.structure)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | PlanSum:
         """The plan of the new layer."""
         return make_plan(self.structure, self.d_in, self.d_out)
 
@@ -68,7 +68,7 @@ class Swap:
     def params_after(self) -> int:
         """Parameters of the structured layer."""
         num_copies = max(1, self.num_experts)
-        gains = len(self.plan.steps) * self.expert_gain
+        gains = len(self.plan.factor_edges) * self.expert_gain
         return num_copies * self.plan.params + self._gate + gains + self.d_out * self.has_bias
 
     @property

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.moe.routing import Routed
 from einlinear.layers.scaling import FactorInit
 from einlinear.models.convert.apply import (
@@ -43,7 +43,7 @@ from einlinear.models.survey.sites import (
 from einlinear.models.survey.trained import checkpoints, unmarked_source, why_trained
 from einlinear.structures.named import low_rank
 from einlinear.structures.plan import make_plan
-from einlinear.structures.structure import Structure
+from einlinear.structures.structure import Structure, StructureSum
 from einlinear.structures.values import one_of
 
 _BEFORE_ADAPTERS = (
@@ -83,9 +83,9 @@ def convert_(
             nn.MultiheadAttention (its projections are named q_proj, k_proj, v_proj, out_proj).
         rules: a structure for all layers except the output head; or {pattern: structure}, where the
             first match decides. A pattern is a glob ("*.mlp.*") or a compiled regular expression
-            that matches the full name of a layer. A structure is a Structure, its text,
-            el.heads(...), el.moe(...), or None to leave the layer alone. An output head is only
-            replaced by a pattern that matches nothing else.
+            that matches the full name of a layer. A structure is a Structure, a sum of them, its
+            text, el.heads(...), el.moe(...), or None to leave the layer alone. An output head is
+            only replaced by a pattern that matches nothing else.
         where: a further condition on the layer (or the attention that contains it) and its name.
         init: where the new weights come from. "project" takes the factors whose matrix is closest
             to the old weight, and the old biases. "fresh" initialises them randomly, with biases 0,
@@ -281,7 +281,7 @@ def _refuse_to_lose(lost: dict[str, list[LayerNames]]) -> NoReturn:
 
 def _unseen(model: nn.Module, sites: tuple[Site, ...]) -> tuple[Unseen, ...]:
     """Return every module that owns parameters which belong to no linear layer."""
-    known = EinsumLinear | Routed
+    known = EinsumLinear | SumLinear | Routed
     layers = [site.module for site in sites]
     layers += [module for module in model.modules() if isinstance(module, known)]
     seen = {id(parameter) for layer in layers for parameter in layer.parameters()}
@@ -295,7 +295,7 @@ def _unseen(model: nn.Module, sites: tuple[Site, ...]) -> tuple[Unseen, ...]:
     return tuple(found)
 
 
-def _swap(model: nn.Module, site: Site, rule: Structure | Heads | Experts) -> Swap:
+def _swap(model: nn.Module, site: Site, rule: Structure | StructureSum | Heads | Experts) -> Swap:
     """Return the swap that a rule asks for; errors name the layer."""
     try:
         structure = rule.structure if isinstance(rule, Experts) else rule

@@ -9,7 +9,7 @@ from einlinear.layers.moe.routing import expert_counts
 from einlinear.layers.scaling import ExpertNorm
 from einlinear.models.convert.heads import Heads
 from einlinear.structures.structure import Structure, check_structure
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import one_of, true_or_false
 
 
@@ -48,5 +48,5 @@ def moe(
         expert_norm: whether factors are normalised for "each" expert, or all "together".
         expert_gain: whether every factor has a learnable gain.
     """
-    structure = parse(structure) if isinstance(structure, str) else structure
+    structure = parse_structure(structure) if isinstance(structure, str) else structure
     return Experts(structure, num_experts, num_active, expert_norm, expert_gain)

@@ -17,7 +17,7 @@ from einlinear.models.choices import HeadAxis
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.sizes import TOLERANCE, closest_factors, rank_bound
 from einlinear.structures.structure import Structure, check_structure
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 from einlinear.structures.values import one_of, whole_number
 
 SIDES = ("output", "input")
@@ -117,7 +117,7 @@ def heads(
             innermost, so the model must lay out its heads innermost and say so in an attribute
             heads_inner=True, as GPT(heads_inner=True) does.
     """
-    parsed = parse(structure) if isinstance(structure, str) else structure
+    parsed = parse_structure(structure) if isinstance(structure, str) else structure
     return Heads(num_heads, parsed, side, axis)
 
 

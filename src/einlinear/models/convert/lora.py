@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.moe.layers import MoELinear
 
 _STARTS = (True, False, "gaussian")  # all other values read or change the layer's weight
@@ -21,7 +21,7 @@ _VARIANTS = tuple(
 
 
 def lora(config: Any) -> Any:
-    """Return a copy of peft's LoraConfig that can also target EinsumLinear and MoELinear.
+    """Return a copy of peft's LoraConfig that can also target structured layers.
 
         model = peft.get_peft_model(model, el.lora(LoraConfig(target_modules=["up", "down"])))
 
@@ -41,7 +41,8 @@ def lora(config: Any) -> Any:
     _check(config)
     own = copy(config)
     own._custom_modules = dict(config._custom_modules or {})
-    own._register_custom_module(dict.fromkeys((EinsumLinear, MoELinear), _adapter_class()))
+    kinds = EinsumLinear, SumLinear, MoELinear
+    own._register_custom_module(dict.fromkeys(kinds, _adapter_class()))
     return own
 
 

@@ -14,10 +14,10 @@ from einlinear.models.convert.experts import Experts
 from einlinear.models.convert.heads import Heads, heads
 from einlinear.models.convert.names import LayerNames, layer_list
 from einlinear.structures.named import named_call
-from einlinear.structures.structure import Structure, check_structure
+from einlinear.structures.structure import Structure, StructureSum, check_structure_or_sum
 from einlinear.structures.text import parse
 
-ReadRule = Structure | Heads | Experts | None
+ReadRule = Structure | StructureSum | Heads | Experts | None
 """What a layer becomes; None leaves it alone."""
 LayerRule = ReadRule | str
 """The same as a user gives it; a str is the text of a structure."""
@@ -115,7 +115,9 @@ def _is_for_heads(pattern: Pattern, found: set[LayerNames], heads: frozenset[str
 def _read_rule(value: object) -> ReadRule:
     if isinstance(value, str):
         return parse(value)
-    return value if value is None or isinstance(value, Heads | Experts) else check_structure(value)
+    if value is None or isinstance(value, Heads | Experts):
+        return value
+    return check_structure_or_sum(value)
 
 
 def _as_typed(rule: ReadRule) -> str:

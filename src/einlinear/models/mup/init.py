@@ -14,7 +14,7 @@ from einlinear.errors import EinlinearError
 from einlinear.layers.moe.exchange import ExpertShard
 from einlinear.layers.moe.routing import Gate
 from einlinear.layers.moe.sharding import expert_shards
-from einlinear.layers.scaling import HeadInit, Parametrization
+from einlinear.layers.scaling import HeadInit, Parametrization, Scaling
 from einlinear.models.survey.facts import (
     Fact,
     Layer,
@@ -179,10 +179,10 @@ def _head_stds(
     """Return the standard deviations of the matrices of the heads that head_init decides, by id."""
     stds = {}
     for layer in heads:
-        names = layer.matrices if head_init == "usual" else layer.matrices[-1:]
+        names = layer.matrices if head_init == "usual" else layer.last_matrices
         for name in names if head_init else ():
             scaling = layer.scaling[name]
-            std = 0.0 if head_init == "zero" else 1 / sqrt(scaling.fan_in)
+            std = 0.0 if head_init == "zero" else _unit_std(scaling)
             if head_init == "small":
                 assert base_width is not None, "it is checked"
                 std *= sqrt(base_width / (scaling.d_in or scaling.fan_in))
@@ -246,7 +246,17 @@ def _unit_matrices(layers: list[Layer], patterns: str | Iterable[str], heads: se
 
 def _last_matrices(layers: list[Layer], names: set[str]) -> set[int]:
     """Return the ids of the matrices that make the output of the named layers zero."""
-    return {id(layer.parameters[layer.matrices[-1]]) for layer in layers if layer.name in names}
+    return {
+        id(layer.parameters[last])
+        for layer in layers
+        if layer.name in names
+        for last in layer.last_matrices
+    }
+
+
+def _unit_std(scaling: Scaling) -> float:
+    """The standard deviation that keeps the variance of the input, for a sum of its terms too."""
+    return 1 / sqrt(scaling.fan_in * scaling.num_terms)
 
 
 def _start(
@@ -261,7 +271,7 @@ def _start(
     elif id(fact.parameter) in stds:
         std = stds[id(fact.parameter)]
     elif scaling.kind == "matrix" and parametrization != "mup":
-        std = 1 / sqrt(scaling.fan_in)
+        std = _unit_std(scaling)
     return Start(fact.name, scaling.init_mean or 0.0, std)
 
 

@@ -61,7 +61,7 @@ def save(model: nn.Module, path: str | Path) -> Path:
     if not layers:
         raise EinlinearError(
             what=f"{type(model).__name__} has no structured layer",
-            rule="el.save is for models with EinsumLinear, MoELinear or MoEFeedForward layers",
+            rule="el.save is for models with EinsumLinear, SumLinear, MoELinear or MoEFeedForward",
             fix="convert the model first, el.convert_(model, ...); save others with torch",
         )
     tensors, tied = distinct_tensors(model)

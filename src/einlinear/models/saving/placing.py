@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.models.attention import ProjectedAttention
 from einlinear.models.survey.sites import Site
@@ -35,7 +35,7 @@ def put_layers_(model: nn.Module, layers: Iterable[tuple[Site, nn.Module]]) -> N
     _leave_fast_path_(model)
 
 
-def keep_flags_(new: EinsumLinear | MoELinear, site: Site) -> None:
+def keep_flags_(new: EinsumLinear | SumLinear | MoELinear, site: Site) -> None:
     """Give a layer the flags of the one that it replaces: requires_grad and training."""
     new.requires_grad_(site.weight.requires_grad)
     if new.bias is not None and site.bias is not None:

@@ -18,6 +18,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from einlinear.errors import EinlinearError, quote, reason
+from einlinear.layers.linear import SumLinear
 from einlinear.models.saving.pretrained import (
     METHOD,
     PRETRAINED_SCHEMA,
@@ -152,7 +153,9 @@ def _keep_from_initialising_(model: nn.Module, layers: Iterable[SavedLayer]) -> 
     """
     for layer in layers:
         for name in layer.names:
-            model.get_submodule(name)._is_hf_initialized = True  # type: ignore[assignment]
+            own = model.get_submodule(name)
+            for module in own.modules() if isinstance(own, SumLinear) else (own,):
+                module._is_hf_initialized = True  # type: ignore[assignment]
             parent = model.get_submodule(name.rpartition(".")[0])
             if not [*parent.parameters(recurse=False), *parent.buffers(recurse=False)]:
                 parent._is_hf_initialized = True  # type: ignore[assignment]

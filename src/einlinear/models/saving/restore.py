@@ -9,8 +9,7 @@ from typing import NoReturn
 from torch import nn
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.linear import EinsumLinear
-from einlinear.layers.moe.layers import MoELinear
+from einlinear.layers.moe.layers import MoEFeedForward
 from einlinear.models.saving.placing import keep_flags_, put_layers_, put_module_
 from einlinear.models.saving.saved_layer import (
     SavedLayer,
@@ -41,7 +40,7 @@ def restore_layers_(model: nn.Module, layers: Sequence[SavedLayer]) -> None:
             _refuse_place(model, saved)
         _check_site(site, saved)
         layer = make_layer(saved, site.weight.device)
-        assert isinstance(layer, EinsumLinear | MoELinear), "a feed-forward network has no site"
+        assert not isinstance(layer, MoEFeedForward), "a feed-forward network has no site"
         keep_flags_(layer, site)
         linear.append((site, layer))
     put_layers_(model, linear)

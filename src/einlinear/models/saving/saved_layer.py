@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -12,18 +12,19 @@ from torch import nn
 from einlinear.errors import EinlinearError
 from einlinear.files.fields import typed
 from einlinear.layers.kronecker import KroneckerLinear
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.moe.layers import MoEFeedForward, MoELinear
 from einlinear.layers.scaling import ExpertNorm, FactorInit
 from einlinear.structures.plan import make_plan
 from einlinear.structures.text import parse
 
-StructuredLayer: TypeAlias = EinsumLinear | MoELinear | MoEFeedForward
-LayerKind = Literal["EinsumLinear", "KroneckerLinear", "MoELinear", "MoEFeedForward"]
+StructuredLayer: TypeAlias = EinsumLinear | SumLinear | MoELinear | MoEFeedForward
+LayerKind = Literal["EinsumLinear", "KroneckerLinear", "SumLinear", "MoELinear", "MoEFeedForward"]
 
 _KINDS: dict[type[nn.Module], LayerKind] = {
     EinsumLinear: "EinsumLinear",
     KroneckerLinear: "KroneckerLinear",
+    SumLinear: "SumLinear",
     MoELinear: "MoELinear",
     MoEFeedForward: "MoEFeedForward",
 }
@@ -35,7 +36,8 @@ class SavedLayer:
 
     in_features, out_features: of an MoEFeedForward, the width of the model and the hidden width.
     sizes, axes: of the plan: the size of every edge, and the edges of every factor in order. They
-        follow from the structure, but are stored, so that a later rule cannot change a layer.
+        follow from the structure, but are stored, so that a later rule cannot change a layer. In a
+        sum, edges and factors are named after their terms, "0.XA".
     num_experts: 0 if there are none.
     """
 
@@ -68,7 +70,12 @@ def describe_layers(model: nn.Module, *, only_known: bool = False) -> tuple[Save
     """
     names: dict[int, list[str]] = {}
     layers: dict[int, StructuredLayer] = {}
+    terms: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, SumLinear):
+            terms |= {id(term) for term in module.terms}
+        if id(module) in terms:
+            continue
         if isinstance(module, StructuredLayer) and not (only_known and _kind(module) is None):
             names.setdefault(id(module), []).append(name)
             layers[id(module)] = module
@@ -113,7 +120,7 @@ def describe_layer(layer: StructuredLayer, names: tuple[str, ...]) -> SavedLayer
         weight_norm=bool(layer.weight_norm),
         factor_init=layer.factor_init,
     )
-    if isinstance(layer, EinsumLinear):
+    if isinstance(layer, EinsumLinear | SumLinear):
         return saved
     return replace(
         saved,
@@ -172,8 +179,10 @@ def _make(saved: SavedLayer, dtype: torch.dtype) -> StructuredLayer:
             dtype=dtype,
         )
     if saved.kind != "MoELinear":
-        kind = KroneckerLinear if saved.kind == "KroneckerLinear" else EinsumLinear
-        return kind(
+        make: Callable[..., EinsumLinear | SumLinear] = EinsumLinear
+        if saved.kind != "EinsumLinear":
+            make = SumLinear if saved.kind == "SumLinear" else KroneckerLinear
+        return make(
             saved.in_features,
             saved.out_features,
             saved.bias,

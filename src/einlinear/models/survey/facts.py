@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from einlinear.errors import EinlinearError, quote
+from einlinear.layers.linear import SumLinear
 from einlinear.layers.scaling import Scaling
 from einlinear.models.survey.inferred import own_parameters, rule_code, rule_entries
 from einlinear.models.survey.scalings import has_rule, module_scaling
@@ -44,7 +45,10 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A module that owns parameters directly, with their scaling."""
+    """A module that owns parameters directly, with their scaling.
+
+    A SumLinear owns the parameters of its terms, under names such as "terms.0.A".
+    """
 
     name: str
     module: nn.Module
@@ -55,6 +59,14 @@ class Layer:
     def matrices(self) -> list[str]:
         """The names of its matrices, in the order in which they multiply the input."""
         return [name for name in self.scaling if self.scaling[name].kind == "matrix"]
+
+    @property
+    def last_matrices(self) -> list[str]:
+        """The names of the matrices that make its output: one, or one for each term of a sum."""
+        last: dict[str, str] = {}
+        for name in self.matrices:
+            last[name.rpartition(".")[0]] = name
+        return list(last.values())
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -68,8 +80,15 @@ def find_layers(model: nn.Module, *, frozen: bool = False) -> list[Layer]:
     """Return every module that owns trainable parameters directly, or with `frozen` any."""
     _check_model(model)
     owners = []
+    terms: set[int] = set()
     for name, module in unwrapped(model).named_modules():
-        own = {k: p for k, p in own_parameters(module).items() if frozen or p.requires_grad}
+        if id(module) in terms:
+            continue
+        every = own_parameters(module)
+        if isinstance(module, SumLinear):
+            terms |= {id(inner) for inner in module.modules()}
+            every = dict(module.named_parameters())
+        own = {k: p for k, p in every.items() if frozen or p.requires_grad}
         if own:
             owners.append((plain_name(name), module, own, module_scaling(module)))
     known = {

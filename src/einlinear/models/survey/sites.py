@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from einlinear.layers.linear import EinsumLinear
+from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.moe.layers import MoELinear
 from einlinear.layers.moe.routing import Gate, Routed
 from einlinear.models.adapted import AdaptedLinear
@@ -95,13 +95,19 @@ def dense_parameters(site: Site) -> tuple[Tensor, Tensor | None]:
 
 
 def structured_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Return the names of every layer that is structured already; adapters are none."""
-    known = EinsumLinear | Routed
-    updates = {id(module.update) for module in model.modules() if isinstance(module, AdaptedLinear)}
+    """Return the names of every layer that is structured already; adapters and terms are none."""
+    known = EinsumLinear | SumLinear | Routed
+    inside = {
+        id(inner)
+        for module in model.modules()
+        if isinstance(module, AdaptedLinear | SumLinear)
+        for inner in module.modules()
+        if inner is not module
+    }
     return tuple(
         names
         for module, names in module_paths(model)
-        if isinstance(module, known) and id(module) not in updates
+        if isinstance(module, known) and id(module) not in inside
     )
 
 
@@ -160,7 +166,7 @@ def _layers(model: nn.Module, sites: tuple[Site, ...]) -> list[_Layer]:
     found += [
         (order[id(module)], _Layer(names, module.in_features, module.out_features))
         for module, names in module_paths(model)
-        if isinstance(module, EinsumLinear | MoELinear) and names in structured
+        if isinstance(module, EinsumLinear | SumLinear | MoELinear) and names in structured
     ]
     return [layer for _, layer in sorted(found, key=lambda item: item[0])]
 

@@ -11,7 +11,7 @@ import numpy as np
 from einlinear.laws.observations import Floats
 from einlinear.reproductions.findings.samples import LawSamples
 from einlinear.structures.taxonomy import taxonomy
-from einlinear.structures.text import parse
+from einlinear.structures.text import parse_structure
 
 _SEED = 0
 EXPONENTS = ("omega", "psi", "nu")
@@ -69,5 +69,5 @@ def fit_effects(x: Floats, y: Floats, samples: Floats) -> tuple[ExponentEffect, 
 
 
 def _row(structure: str) -> tuple[float, float, float, float]:
-    found = taxonomy(parse(structure))
+    found = taxonomy(parse_structure(structure))
     return 1.0, float(found.omega), 1 - float(found.psi), 1 - float(found.nu)
