@@ -15,3 +15,7 @@ class Progress:
     done: int
     total: int
     share: float
+
+
+def show_nothing(text: str) -> None:
+    """Show no progress: what functions do with texts about it unless you give them a function."""

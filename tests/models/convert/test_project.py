@@ -332,3 +332,29 @@ def test_from_linear():
         el.EinsumLinear.from_linear(linear, "btt", calibration=torch.randn(5, 7))
     with pytest.raises(el.EinlinearError, match="the layer has weight normalisation"):
         el.EinsumLinear(24, 40, structure="btt").project_(linear.weight)
+
+
+def test_progress_names_every_batch_and_layer():
+    model = mlp(12, 20, 16, 4)
+    batches = list(skewed(120, 12).split(40))
+    texts = []
+    el.convert_(
+        model,
+        "low_rank(rank=3)",
+        init="project",
+        calibration=batches,
+        anchored=True,
+        on_progress=texts.append,
+    )
+    assert texts == [
+        "calibrating: batch 1",
+        "calibrating: batch 2",
+        "calibrating: batch 3",
+        "projecting: layer 1 of 2, 0",
+        "projecting: layer 2 of 2, 2",
+        "anchoring: step 1 of 2, 0",
+        "anchoring: step 2 of 2, 2",
+    ]
+    texts.clear()
+    el.convert_(mlp(12, 20, 16, 4), budget=0.6, calibration=batches, on_progress=texts.append)
+    assert texts[3:5] == ["choosing ranks: layer 1 of 2, 0", "choosing ranks: layer 2 of 2, 2"]

@@ -28,8 +28,9 @@ from einlinear.models.convert.batches import (
     opened_attention,
     visible,
 )
-from einlinear.models.convert.names import LayerNames
+from einlinear.models.convert.names import LayerNames, layer_list
 from einlinear.models.convert.stages import Course, Stages, Stopped, seen_on
+from einlinear.show.progress import show_nothing
 
 _DAMPING = 1e-2  # how much a layer stays with its weight where its inputs say little; more if few
 
@@ -55,6 +56,8 @@ def anchor_(
     layers: Iterable[LayerNames],
     batches: Sequence[Any],
     sensitivity: Mapping[LayerNames, Tensor | None],
+    *,
+    on_progress: Callable[[str], None] = show_nothing,
 ) -> dict[LayerNames, float]:
     """Fit layers of a converted model to the outputs of the original; return the errors.
 
@@ -64,6 +67,7 @@ def anchor_(
         layers: the names of the layers to fit.
         batches: calibration batches.
         sensitivity: the second moments of the gradients at the outputs of each layer, if known.
+        on_progress: called with a text for each group of layers that are fitted together.
 
     Returns:
         The share of the squared outputs of each original layer, around their mean if there is a
@@ -79,7 +83,8 @@ def anchor_(
         groups = _groups_in_order(converted, layers, batches)
         course = _course(original, groups, batches)
         new, old = (Stages(model, batches, course.chains) for model in (converted, original))
-        for group in groups:
+        for number, group in enumerate(groups, 1):
+            on_progress(f"anchoring: step {number} of {len(groups)}, {layer_list(list(group), 3)}")
             pairs = {names: _pairs_for(converted, names, sensitivity) for names in group}
             for stages in (new, old):
                 stages.complete(course.before.get(next(iter(group))[0], []))

@@ -21,6 +21,7 @@ from einlinear.models.convert.names import LayerNames, layer_list
 from einlinear.models.saving.placing import keep_flags_, put_layers_
 from einlinear.models.survey.obstacles import ADAPTER
 from einlinear.models.survey.sites import Site, dense_parameters, find_sites
+from einlinear.show.progress import show_nothing
 from einlinear.structures.structure import StructureSum
 
 
@@ -71,6 +72,8 @@ def project_swaps_(
     conversion: Conversion,
     moments: dict[LayerNames, LayerMoments] | None,
     anchors: Sequence[Any] = (),
+    *,
+    on_progress: Callable[[str], None] = show_nothing,
 ) -> Conversion:
     """Replace layers by the closest structured ones; return the conversion with their errors.
 
@@ -81,6 +84,8 @@ def project_swaps_(
 
     def fill(site: Site, new: nn.Module) -> None:
         assert isinstance(new, EinsumLinear | SumLinear | MoELinear), "a swap makes these"
+        place = f"layer {len(fits) + 1} of {len(conversion.swaps)}"
+        on_progress(f"projecting: {place}, {site.name}")
         own = None if moments is None else moments.pop(site.names)
         weight, bias = dense_parameters(site)
         metric = None if own is None else own.metric
@@ -100,7 +105,8 @@ def project_swaps_(
         converted = sharing_copy(model)
         places = {site.names: site for site in find_sites(converted)}
         put_layers_(converted, [(places[site.names], layer) for site, layer in layers])
-        for names, error in anchor_(converted, model, fits, anchors, sensitivity).items():
+        errors = anchor_(converted, model, fits, anchors, sensitivity, on_progress=on_progress)
+        for names, error in errors.items():
             fits[names] = replace(fits[names], error=error)
     put_layers_(model, layers)
     return replace(

@@ -148,6 +148,8 @@ def within_budget(
     moments: Mapping[LayerNames, LayerMoments],
     budget: float,
     costs: Costs,
+    *,
+    on_progress: Callable[[str], None],
 ) -> Conversion:
     """The conversion with the best structures whose costs are a share of the dense layers' costs.
 
@@ -157,7 +159,8 @@ def within_budget(
     is_weighted = any(own.has_gradient for own in moments.values())
     options: dict[LayerNames, list[Option]] = {}
     dense: list[LayerNote] = []
-    for swap in conversion.swaps:
+    for number, swap in enumerate(conversion.swaps, 1):
+        on_progress(f"choosing ranks: layer {number} of {len(conversion.swaps)}, {swap.name}")
         weight_oi, _ = dense_parameters(sites[swap.names])
         own = moments.get(swap.names)
         metric, samples = (Metric(), 1) if own is None else (own.metric, own.inputs.count)

@@ -31,6 +31,7 @@ from einlinear.models.convert.batches import (
     visible,
 )
 from einlinear.models.convert.names import LayerNames
+from einlinear.show.progress import show_nothing
 
 Weighting = Literal["inputs", "both"]
 LossOf = Callable[[Any, Any], Tensor]
@@ -69,6 +70,7 @@ def measure_moments(
     *,
     weighting: Weighting = "both",
     loss: LossOf | None = None,
+    on_progress: Callable[[str], None] = show_nothing,
 ) -> dict[LayerNames, LayerMoments]:
     """Run the model on all batches, in eval mode, and return the moments of its layers.
 
@@ -81,6 +83,7 @@ def measure_moments(
             arguments. Positions that a mapping's attention_mask hides are left out.
         weighting: "inputs" measures only the inputs, which needs no gradients.
         loss: what to differentiate, from output and batch; by default, a random measure.
+        on_progress: called with a text for each batch.
     """
     found = {
         names: LayerMoments(
@@ -103,6 +106,7 @@ def measure_moments(
         stack.enter_context(watch.hooked(model))
         for batch in iterated(batches):
             count += 1
+            on_progress(f"calibrating: batch {count}")
             watch.mask = mask_of(batch, model)
             output = called(model, batch, count)
             if weighting == "both":

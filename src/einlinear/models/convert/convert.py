@@ -41,6 +41,7 @@ from einlinear.models.survey.sites import (
     structured_names,
 )
 from einlinear.models.survey.trained import checkpoints, unmarked_source, why_trained
+from einlinear.show.progress import show_nothing
 from einlinear.structures.named import low_rank
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure, StructureSum
@@ -69,6 +70,7 @@ def convert_(
     anchored: bool = False,
     weight_norm: bool | None = None,
     factor_init: FactorInit = "spectral",
+    on_progress: Callable[[str], None] = show_nothing,
 ) -> Conversion:
     """Replace linear layers of a model by structured ones, in place; return what was done.
 
@@ -112,6 +114,8 @@ def convert_(
         weight_norm: whether the new layers normalise their factors; by default, unless they are
             projected, whose factors it would shrink.
         factor_init: the standard deviation of their fresh factors, as in EinsumLinear.
+        on_progress: for init="project", called with a short text for each batch and each layer,
+            such as "projecting: layer 3 of 12, blocks.0.up". To see them, give print.
     """
     init = "project" if budget is not None and init is None else init
     _check_init(init, weight_norm, calibration)
@@ -132,11 +136,15 @@ def convert_(
             if anchored:  # they are needed again and again
                 calibration = anchors = list(iterated(calibration))
             widths = {swap.names: (swap.d_in, swap.d_out) for swap in conversion.swaps}
-            moments = measure_moments(model, widths, calibration, weighting=weighting, loss=loss)
+            moments = measure_moments(
+                model, widths, calibration, weighting=weighting, loss=loss, on_progress=on_progress
+            )
         if budget is not None:
             costs = Costs(unit, tokens)
-            conversion = within_budget(model, conversion, moments or {}, budget, costs)
-        conversion = project_swaps_(model, conversion, moments, anchors)
+            conversion = within_budget(
+                model, conversion, moments or {}, budget, costs, on_progress=on_progress
+            )
+        conversion = project_swaps_(model, conversion, moments, anchors, on_progress=on_progress)
         mark_pretrained_(model)
         return conversion
     if conversion.lost and init is None:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from einlinear.errors import EinlinearError
 from einlinear.models.convert.batches import called
 
-Chain = tuple[str, ...]  # the names of the blocks of a list, in the order of their calls
+BlockChain = tuple[str, ...]  # the names of the blocks of a list, in the order of their calls
 
 
 class Stopped(BaseException):
@@ -38,11 +38,13 @@ class Stages:
         chains: lists of blocks, from `seen_on`.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], chains: Sequence[Chain]) -> None:
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Any], chains: Sequence[BlockChain]
+    ) -> None:
         self.model = model
         self.batches = batches
         self._chains = chains
-        self._kept: dict[tuple[Chain, int], Any] = {}  # by batch: what the last block gave
+        self._kept: dict[tuple[BlockChain, int], Any] = {}  # by batch: what the last block gave
         self._complete: set[str] = set()
 
     def complete(self, blocks: Sequence[str]) -> None:
@@ -83,7 +85,7 @@ class Stages:
 class Course:
     """How a pass goes: the blocks that can be skipped, and those that end before each layer."""
 
-    chains: list[Chain]
+    chains: list[BlockChain]
     before: dict[str, list[str]]
 
 
@@ -122,7 +124,7 @@ def seen_on(model: nn.Module, layers: Sequence[str], batch: Any) -> Course:
 def _can_be_skipped(
     model: nn.Module,
     batch: Any,
-    chains: Sequence[Chain],
+    chains: Sequence[BlockChain],
     inputs: dict[str, list[Tensor]],
     outputs: dict[str, Any],
 ) -> bool:
@@ -150,9 +152,9 @@ def _can_be_skipped(
     return True
 
 
-def _lists_of_blocks(model: nn.Module, layers: Sequence[str]) -> list[Chain]:
+def _lists_of_blocks(model: nn.Module, layers: Sequence[str]) -> list[BlockChain]:
     """The outermost lists of modules of which several hold layers; not layers themselves."""
-    found: list[Chain] = []
+    found: list[BlockChain] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
             blocks = [f"{name}.{key}".lstrip(".") for key, _ in module.named_children()]

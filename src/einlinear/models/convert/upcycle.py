@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import isfinite
 from typing import Any, get_args
@@ -19,6 +19,7 @@ from einlinear.models.convert.convert import LayerFilter, check_loss, plan_conve
 from einlinear.models.convert.names import layer_list
 from einlinear.models.convert.rules import Rules
 from einlinear.models.saving.pretrained import mark_pretrained_
+from einlinear.show.progress import show_nothing
 from einlinear.structures.values import one_of
 
 _GATE_STD = 0.02  # as in sparse upcycling and most transformers
@@ -34,6 +35,7 @@ def upcycle_(
     loss: LossOf | None = None,
     gate_std: float = _GATE_STD,
     noise: float = 0.0,
+    on_progress: Callable[[str], None] = show_nothing,
 ) -> Conversion:
     """Replace linear layers by mixtures whose experts start from the dense weight; return a report.
 
@@ -54,6 +56,7 @@ def upcycle_(
             hash of each token chooses its experts until the gate is trained.
         noise: noise in every factor of every expert, as a share of its root mean square; the
             output at the start then changes a little.
+        on_progress: called with a short text for each batch and each layer, as for convert_.
     """
     for name, value in (("gate_std", gate_std), ("noise", noise)):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -78,8 +81,10 @@ def upcycle_(
     moments = None
     if calibration is not None:
         widths = {swap.names: (swap.d_in, swap.d_out) for swap in conversion.swaps}
-        moments = measure_moments(model, widths, calibration, weighting=weighting, loss=loss)
-    conversion = project_swaps_(model, conversion, moments)
+        moments = measure_moments(
+            model, widths, calibration, weighting=weighting, loss=loss, on_progress=on_progress
+        )
+    conversion = project_swaps_(model, conversion, moments, on_progress=on_progress)
     for swap in conversion.swaps:
         layer = model.get_submodule(swap.name)
         assert isinstance(layer, MoELinear), "all rules have experts"
