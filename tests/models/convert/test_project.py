@@ -358,3 +358,21 @@ def test_progress_names_every_batch_and_layer():
     texts.clear()
     el.convert_(mlp(12, 20, 16, 4), budget=0.6, calibration=batches, on_progress=texts.append)
     assert texts[3:5] == ["choosing ranks: layer 1 of 2, 0", "choosing ranks: layer 2 of 2, 2"]
+
+
+def test_outputs_that_gradients_ignore_are_not_given_up():
+    """Gradients hold for small errors only: for btt, whose errors are large, they count less."""
+    torch.manual_seed(1)
+    model = mlp(64, 64, 64, 4)
+    with torch.no_grad():
+        model[2].weight.mul_(torch.logspace(-2, 0, 64, dtype=torch.float64))  # of the inputs
+    x = skewed(2000, 64)
+    missed = {}
+    for weighting in ("inputs", "both"):
+        copied = copy.deepcopy(model)
+        el.convert_(
+            copied, {"0": "btt(rank=2)"}, init="project", calibration=[x], weighting=weighting
+        )
+        wanted, got = (each[0](x).detach() for each in (model, copied))
+        missed[weighting] = float((wanted - got).square().sum() / wanted.square().sum())
+    assert missed["inputs"] <= missed["both"] <= 2 * missed["inputs"]

@@ -29,6 +29,11 @@ def is_blockwise(plan: Plan) -> bool:
     return plan.sizes.keys() <= _EDGES and plan.factor_edges.keys() == {"A", "B"}
 
 
+def is_one_block(plan: Plan) -> bool:
+    """Whether weights of this plan are one low-rank block, whose closest weight is known."""
+    return is_blockwise(plan) and "XAB" not in plan.sizes and "YAB" not in plan.sizes
+
+
 def improve_blocks(
     plan: Plan,
     weight_oi: Tensor,

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.moe.layers import MoELinear
+from einlinear.layers.projection.blockwise import is_one_block
+from einlinear.layers.projection.metric import Metric, damped
 from einlinear.layers.scaling import FactorInit
 from einlinear.models.convert.anchoring import anchor_, sharing_copy
 from einlinear.models.convert.calibration import LayerMoments, Weighting
@@ -23,6 +25,8 @@ from einlinear.models.survey.obstacles import ADAPTER
 from einlinear.models.survey.sites import Site, dense_parameters, find_sites
 from einlinear.show.progress import show_nothing
 from einlinear.structures.structure import StructureSum
+
+_OUTPUT_DAMPING = 1.0  # of the mean of the diagonal
 
 
 def apply_swaps_(
@@ -88,7 +92,7 @@ def project_swaps_(
         on_progress(f"projecting: {place}, {site.name}")
         own = None if moments is None else moments.pop(site.names)
         weight, bias = dense_parameters(site)
-        metric = None if own is None else own.metric
+        metric = None if own is None else _trusted(own.metric, new)
         sensitivity[site.names] = None if metric is None else metric.outputs
         error = new.project_(weight, metric)
         if new.bias is not None and bias is not None:
@@ -116,6 +120,19 @@ def project_swaps_(
         weighting=weighting,
         is_anchored=bool(anchors),
     )
+
+
+def _trusted(metric: Metric, new: EinsumLinear | SumLinear | MoELinear) -> Metric:
+    """What errors of a new layer count.
+
+    The weights of its outputs come from gradients, so they hold for small errors only. Structures
+    other than low rank leave larger ones on trained weights: theirs are damped. In a small GPT with
+    layers of btt(rank=2) this lowered the loss from 2.88 to 2.04, below the 2.07 of inputs alone.
+    """
+    plans = new.plan.plans if isinstance(new, SumLinear) else (new.plan,)
+    if metric.outputs is None or all(map(is_one_block, plans)):
+        return metric
+    return replace(metric, outputs=damped(metric.outputs, _OUTPUT_DAMPING))
 
 
 def check_projectable(model: nn.Module, conversion: Conversion) -> None:
