@@ -143,7 +143,7 @@ class EinsumLinear(ComputedLinear):
         Returns:
             The share of the squared norm of the weight that is lost, in this metric.
         """
-        _check_projectable(self.weight_norm)
+        _check_projectable(self, weight)
         found = project(self.plan, weight, metric)
         self.set_factors_(found.factors)
         return found.error
@@ -390,7 +390,7 @@ class SumLinear(ComputedLinear):
         Returns:
             The share of the squared norm of the weight that is lost, in this metric.
         """
-        _check_projectable(self.weight_norm)
+        _check_projectable(self, weight)
         found = project_sum(self.plan.plans, weight, metric)
         for term, factors in zip(terms_of(self), found.factors, strict=True):
             term.set_factors_(factors)
@@ -492,8 +492,18 @@ def _closest(
     return layer.train(linear.training)
 
 
-def _check_projectable(weight_norm: bool) -> None:
-    if weight_norm:
+def _check_projectable(layer: EinsumLinear | SumLinear, weight: Tensor) -> None:
+    shape = (layer.out_features, layer.in_features)
+    if tuple(weight.shape) != shape or not bool(weight.isfinite().all()):
+        problem = "has numbers that are infinite or not a number"
+        if tuple(weight.shape) != shape:
+            problem = f"has the shape {tuple(weight.shape)}"
+        raise EinlinearError(
+            what=f"the weight to project {problem}",
+            rule=f"it is finite, of shape {shape}, like nn.Linear.weight",
+            fix="transpose it if it is laid out the other way round; repair what is not finite",
+        )
+    if layer.weight_norm:
         raise EinlinearError(
             what="the layer has weight normalisation",
             rule="a projected weight needs factors of any size; normalisation shrinks them",

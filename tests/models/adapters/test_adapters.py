@@ -243,3 +243,33 @@ def test_the_report():
     assert "left alone: 2 (its rule is None)" in text
     assert "trained besides: 3.bias" in text
     assert report.summary in text.replace("\n  ", " ")
+
+
+def test_a_second_call_keeps_what_the_first_one_trains():
+    model = mlp()
+    el.adapt_(model, "low_rank(rank=2)", where="0", trainable="3")
+    report = el.adapt_(model, "low_rank(rank=2)", where="2")
+    assert model[3].weight.requires_grad
+    assert not model[0].weight.requires_grad
+    assert report.trainable == ("3.weight", "3.bias")
+
+
+def test_running_statistics_are_saved_with_adapters(tmp_path):
+    model = nn.Sequential(nn.Linear(12, 20), nn.BatchNorm1d(20), nn.Linear(20, 5)).double()
+    plain = copy.deepcopy(model).eval()
+    el.adapt_(model, "low_rank(rank=2)", where="0")
+    shake_updates_(model)
+    for _ in range(5):
+        model(3 * torch.randn(32, 12, dtype=torch.float64))
+    el.save_adapters(model.eval(), tmp_path)
+    el.load_adapters_(plain, tmp_path)
+    x = torch.randn(7, 12, dtype=torch.float64)
+    assert torch.equal(plain(x), model(x))
+    assert not plain[1].weight.requires_grad
+
+
+def test_structured_layers_are_not_adapted():
+    model = mlp()
+    el.convert_(model, "btt")
+    with refused("structured already", "each of them once", "el.lora"):
+        el.adapt_(model, "low_rank(rank=2)")

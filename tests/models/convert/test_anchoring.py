@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import types
 from itertools import pairwise
 
 import pytest
@@ -254,3 +255,50 @@ def test_a_model_that_cannot_be_copied():
             anchored=True,
         )
     assert isinstance(model[0], nn.Linear)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def halved(block, x):
+    return 0.5 * (x + block.b(torch.relu(block.a(x))))
+
+
+def test_a_forward_of_a_single_block_is_kept():
+    torch.manual_seed(0)
+    model, x = Stack(), torch.randn(400, 16)
+    for block in model.blocks:
+        block.forward = types.MethodType(halved, block)
+    before = model(x).detach()
+    el.convert_(model, "low_rank(rank=7)", init="project", calibration=[x, x + 1], anchored=True)
+    assert all("forward" in vars(block) for block in model.blocks)
+    assert (model(x) - before).norm() < 0.5 * before.norm()
+
+
+def test_a_copy_that_calls_the_layers_of_the_original_is_refused():
+    torch.manual_seed(0)
+    model, x = Stack(), torch.randn(400, 16)
+    for block in model.blocks:
+        block.forward = (lambda old: lambda x: old(x))(block.forward)
+    weights = [p.clone() for p in model.parameters()]
+    with pytest.raises(el.EinlinearError, match=r"never called: blocks\.\{0\.\.2\}\.a") as caught:
+        el.convert_(model, "low_rank(rank=7)", init="project", calibration=[x], anchored=True)
+    assert "leave out anchored" in str(caught.value)
+    assert all(map(torch.equal, weights, model.parameters()))

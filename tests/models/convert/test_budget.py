@@ -130,7 +130,7 @@ def test_small_budgets_have_small_ranks():
     model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 4))
     report = el.convert_(model, budget=0.02)
     assert [swap.shown for swap in report.swaps] == ["low_rank(rank=4)"]
-    assert "budget: 0.02 of the flops of 1 layers; 0.02 used" in " ".join(str(report).split())
+    assert "budget: 0.02 of the flops of 1 layer; 0.02 used" in " ".join(str(report).split())
 
 
 class Looped(nn.Module):
@@ -173,3 +173,16 @@ def test_a_head_of_zeros_does_not_make_all_layers_worthless():
     layers = [model[0], model[2]]
     spent = sum(64 * 64 if type(m) is nn.Linear else m.plan.macs for m in layers)
     assert 0.5 * 2 * 64 * 64 < spent <= 0.6 * 2 * 64 * 64
+
+
+def test_heads_stay_dense_when_all_else_is_structured():
+    model = mlp(48, 96, 96, 8)
+    el.convert_(model, "low_rank(rank=4)")
+    with pytest.raises(el.EinlinearError, match="all but output heads are structured already"):
+        el.convert_(model, budget=0.5)
+    assert type(model[4]) is nn.Linear
+
+
+def test_rules_that_leave_nothing_for_the_budget():
+    with pytest.raises(el.EinlinearError, match="leave all linear layers alone"):
+        el.convert_(mlp(48, 96, 8), {"0": None, "2": None}, budget=0.5)

@@ -376,3 +376,27 @@ def test_outputs_that_gradients_ignore_are_not_given_up():
         wanted, got = (each[0](x).detach() for each in (model, copied))
         missed[weighting] = float((wanted - got).square().sum() / wanted.square().sum())
     assert missed["inputs"] <= missed["both"] <= 2 * missed["inputs"]
+
+
+def test_progress_goes_to_a_function():
+    with pytest.raises(el.EinlinearError, match="on_progress is True"):
+        el.convert_(mlp(12, 20, 4), "btt", init="project", on_progress=True)
+
+
+@pytest.mark.parametrize("size", [1e20, 1e-25])
+def test_the_size_of_numbers_does_not_matter(size):
+    """Products of large or small float32 numbers leave its range."""
+    x = torch.randn(50, 8)
+    whole, scaled = Moments(8), Moments(8)
+    whole.add(x)
+    scaled.add(size * x)
+    torch.testing.assert_close(scaled.mean / size**2, whole.mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("structure", ["low_rank(rank=2)", "low_rank(rank=2) + btt"])
+def test_weights_that_cannot_be_projected(structure):
+    layer = el.EinsumLinear.from_linear(nn.Linear(8, 12), structure)
+    with pytest.raises(el.EinlinearError, match=r"has the shape \(8, 12\)"):
+        layer.project_(torch.randn(8, 12))
+    with pytest.raises(el.EinlinearError, match="infinite or not a number"):
+        layer.project_(torch.full((12, 8), float("nan")))

@@ -483,3 +483,26 @@ def test_a_kronecker_product_of_cola(tmp_path):
     model.model.layers[0].mlp.up_proj = el.from_cola(ops.Kronecker(*factors))
     model.save_pretrained(tmp_path)
     assert_same(model, hf.LlamaForCausalLM.from_pretrained(tmp_path))
+
+
+def test_a_model_of_el_load_is_saved_like_a_converted_one(tmp_path):
+    model = converted()
+    el.save(model, tmp_path / "own")
+    el.load(tmp_path / "own", gpt2).save_pretrained(tmp_path / "hf")
+    assert_same(model, hf.GPT2LMHeadModel.from_pretrained(tmp_path / "hf"))
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_adapters_are_not_left_out_in_silence(is_converted, tmp_path):
+    model = llama()
+    if is_converted:
+        el.convert_(model, {"*.mlp.*": "low_rank(rank=4) + btt"})
+    el.adapt_(model, "low_rank(rank=2)", where="*.self_attn.*")
+    shake_(model)
+    model.save_pretrained(tmp_path / "adapted")
+    with pytest.raises(ValueError, match=r"saved with adapters of einlinear.*el\.merge_"):
+        hf.LlamaForCausalLM.from_pretrained(tmp_path / "adapted")
+    el.merge_(model)
+    model.save_pretrained(tmp_path / "merged")
+    assert_same(model, hf.LlamaForCausalLM.from_pretrained(tmp_path / "merged"))
+    assert type(model.config).from_pretrained(tmp_path / "merged")

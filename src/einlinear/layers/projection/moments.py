@@ -8,6 +8,7 @@ from torch import Tensor
 from einlinear.errors import EinlinearError
 
 _ROWS = 1024  # whose products are summed before they are added in float64
+_SMALL = 1e-12  # numbers below this, or above its inverse, are scaled before they are multiplied
 
 
 class Moments:
@@ -76,6 +77,14 @@ def summed_products(total: Tensor, left_tl: Tensor, right_tr: Tensor) -> None:
     """
     dtype = torch.promote_types(left_tl.dtype, torch.float32)
     for first in range(0, len(left_tl), _ROWS):
-        left = left_tl[first : first + _ROWS].to(total.device, dtype)
-        right = right_tr[first : first + _ROWS].to(total.device, dtype)
-        total += left.T @ right
+        left, left_size = _sized(left_tl[first : first + _ROWS].to(total.device, dtype))
+        right, right_size = _sized(right_tr[first : first + _ROWS].to(total.device, dtype))
+        total += (left.T @ right).double() * (left_size * right_size)
+
+
+def _sized(rows: Tensor) -> tuple[Tensor, float]:
+    """Rows whose products stay in the range of their dtype, and by how much they are smaller."""
+    size = float(rows.abs().amax()) if rows.numel() else 0.0
+    if size == 0 or _SMALL < size < 1 / _SMALL:
+        return rows, 1.0
+    return rows / size, size

@@ -13,13 +13,14 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.layers.linear import EinsumLinear, SumLinear, terms_of
 from einlinear.models.adapted import AdaptedLinear
 from einlinear.models.adapters.adaptation import Adaptation
-from einlinear.models.adapters.freezing import freeze_, trainable_names
+from einlinear.models.adapters.freezing import freeze_, trainable_names, trained_besides
 from einlinear.models.attention import projection_of
 from einlinear.models.convert.conversion import Swap
 from einlinear.models.convert.convert import LayerFilter, plan_conversion
 from einlinear.models.convert.names import layer_list
 from einlinear.models.convert.rules import LayerRule, Rules
 from einlinear.models.saving.placing import put_layers_
+from einlinear.models.saving.pretrained import mark_adapted_
 from einlinear.models.survey.obstacles import ADAPTER, linear_class
 from einlinear.models.survey.sites import Site, find_sites
 from einlinear.structures.structure import StructureSum
@@ -43,7 +44,8 @@ def adapt_(
     zero and the others are fresh, so the output is unchanged and gradients flow. There is no scale:
     its effect is that of the learning rate. Updates have no weight normalisation, which
     would limit how far they can move a layer. If any layer cannot be adapted, nothing is changed.
-    Create the optimizer afterwards. A second call adapts further layers.
+    Create the optimizer afterwards. A second call adapts further layers; what the first one trains
+    is still trained.
 
     Args:
         model: any module that contains linear layers, as for convert_.
@@ -67,11 +69,12 @@ def adapt_(
             rule="adapt_ adds updates to plain linear layers",
             fix="merge the others first, or adapt the model before them",
         )
-    others = trainable_names(model, trainable)
+    others = trainable_names(model, trainable) | trained_besides(model)
     sites = {site.names: site for site in find_sites(model)}
     layers = [(sites[swap.names], _adapted(sites[swap.names], swap, dtype)) for swap in plan.swaps]
     put_layers_(model, layers)
     freeze_(model, except_for=others)
+    mark_adapted_(model)
     return _report(model, plan.swaps, plan.left)
 
 

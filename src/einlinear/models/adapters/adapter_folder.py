@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from einlinear.errors import EinlinearError, quote
 from einlinear.files.fields import typed
@@ -20,6 +21,7 @@ from einlinear.models.adapters.freezing import freeze_
 from einlinear.models.adapters.merge import adapted_layers
 from einlinear.models.convert.names import LayerNames
 from einlinear.models.saving.placing import put_layers_
+from einlinear.models.saving.pretrained import mark_adapted_
 from einlinear.models.saving.saved_layer import (
     SavedLayer,
     describe_layer,
@@ -50,7 +52,7 @@ class _Header:
     """The fields of the description.
 
     layers: the updates, under the names of the layers that they adapt.
-    trained: the names of parameters that were trained besides them.
+    trained: the names of parameters that were trained besides them, and of running statistics.
     """
 
     layers: tuple[Any, ...]
@@ -61,9 +63,10 @@ def save_adapters(model: nn.Module, path: str | Path) -> Path:
     """Save the adapters of a model to a folder; return the folder. el.load_adapters_ reads it.
 
     The folder holds adapters.safetensors, the factors of all updates, and adapters.json, what
-    decides them. Other parameters that are trained (requires_grad is True) are saved with them; the
-    frozen ones are not. Adapters that were saved there before are replaced; if writing fails or is
-    interrupted, they stay as they were. The model is not changed.
+    decides them. Other parameters that are trained (requires_grad is True) and the running
+    statistics of norms are saved with them; what is frozen is not. Adapters that were saved there
+    before are replaced; if writing fails or is interrupted, they stay as they were. The model is
+    not changed.
     """
     folder = as_path(path, "the path of the adapters")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
@@ -72,11 +75,12 @@ def save_adapters(model: nn.Module, path: str | Path) -> Path:
     layers = tuple(describe_layer(layer.update, names) for names, layer in found.items())
     tensors = _update_tensors(found)
     updates = set(map(id, tensors.values()))
-    trained = {
+    trained: dict[str, Tensor] = {
         name: parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and id(parameter) not in updates
     }
+    trained |= _statistics(model)
     for name, tensor in (tensors | trained).items():
         if tensor.is_meta:
             raise EinlinearError(
@@ -111,11 +115,12 @@ def load_adapters_(model: nn.Module, path: str | Path) -> tuple[str, ...]:
     wanted = _update_tensors({site.names: layer for site, layer in adapted})
     _check_tensors(tensors, {**wanted, **_trained_parameters(model, trained, adapted)})
     put_layers_(model, adapted)
-    own = dict(model.named_parameters(remove_duplicate=False))
+    own = _own_tensors(model)
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
     freeze_(model, except_for=trained)
+    mark_adapted_(model)
     return tuple(saved.names[0] for saved in layers)
 
 
@@ -134,6 +139,20 @@ def _update_tensors(found: Mapping[LayerNames, AdaptedLinear]) -> dict[str, Tens
         f"{names[0]}.update.{key}": parameter
         for names, layer in found.items()
         for key, parameter in layer.update.named_parameters()
+    }
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters(remove_duplicate=False)), **_statistics(model)}
+
+
+def _statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of norms, which change in training although they are no parameters."""
+    return {
+        f"{name}.{key}": tensor
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase)
+        for key, tensor in module.named_buffers(recurse=False)
     }
 
 
@@ -170,7 +189,7 @@ def _trained_parameters(
     model: nn.Module, trained: tuple[str, ...], adapted: list[tuple[Site, AdaptedLinear]]
 ) -> dict[str, Tensor]:
     """The parameters that were trained besides the updates, as the adapted model will have them."""
-    own = dict(model.named_parameters(remove_duplicate=False))
+    own = _own_tensors(model)
     for site, layer in adapted:  # projections of an attention have no such names before
         for name in site.names:
             own |= {f"{name}.{key}": p for key, p in layer.named_parameters(recurse=False)}

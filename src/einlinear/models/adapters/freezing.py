@@ -28,14 +28,18 @@ def trainable_names(model: nn.Module, patterns: str | Iterable[str]) -> set[str]
     return match_names([p for p in every if p is not None], names, "trainable")
 
 
+def trained_besides(model: nn.Module) -> set[str]:
+    """Return the names of parameters of an adapted model that are trained besides its adapters."""
+    updates = _updates(model)
+    if not updates:
+        return set()
+    every = model.named_parameters(remove_duplicate=False)
+    return {name for name, p in every if p.requires_grad and id(p) not in updates}
+
+
 def freeze_(model: nn.Module, *, except_for: Collection[str]) -> None:
     """Train the adapters of a model, and parameters and modules of these names; freeze the rest."""
-    updates = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, AdaptedLinear)
-        for parameter in module.update.parameters()
-    }
+    updates = _updates(model)
     chosen = {
         id(parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -44,6 +48,11 @@ def freeze_(model: nn.Module, *, except_for: Collection[str]) -> None:
     for parameter in model.parameters():
         is_trained = id(parameter) in updates | chosen and parameter.is_floating_point()
         parameter.requires_grad_(is_trained)
+
+
+def _updates(model: nn.Module) -> set[int]:
+    layers = (module for module in model.modules() if isinstance(module, AdaptedLinear))
+    return {id(parameter) for layer in layers for parameter in layer.update.parameters()}
 
 
 def _with_parents(name: str) -> list[str]:

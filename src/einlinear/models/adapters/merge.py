@@ -12,6 +12,7 @@ from einlinear.models.adapted import AdaptedLinear
 from einlinear.models.attention import PROJECTIONS, ProjectedAttention, packed_attention
 from einlinear.models.convert.names import LayerNames
 from einlinear.models.saving.placing import put_module_
+from einlinear.models.saving.pretrained import mark_adapted_
 from einlinear.models.survey.inferred import own_parameters
 from einlinear.models.survey.obstacles import memory
 from einlinear.models.survey.sites import module_paths
@@ -33,7 +34,7 @@ def remove_adapters_(model: nn.Module) -> tuple[str, ...]:
     """Remove every adapter, in place; return the names of these layers.
 
     The model is as it was before adapt_, bit for bit, apart from parameters that were trained
-    besides the adapters, and from what is frozen.
+    besides the adapters, from running statistics of norms, and from what is frozen.
     """
     return _put_plain_(model, adapted_layers(model, "remove"), AdaptedLinear.without_update)
 
@@ -90,4 +91,5 @@ def _put_plain_(
             has_changed = any(part in every for every in new for part in parts)
             if has_changed and (packed := packed_attention(module)) is not None:
                 put_module_(model, names, packed)
+    mark_adapted_(model)
     return tuple(names[0] for names in found)

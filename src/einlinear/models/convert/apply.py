@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from einlinear.show.progress import show_nothing
 from einlinear.structures.structure import StructureSum
 
 _OUTPUT_DAMPING = 1.0  # of the mean of the diagonal
+_ANCHORED_SAMPLES = 10  # vectors for each input of a layer
 
 
 def apply_swaps_(
@@ -97,7 +98,9 @@ def project_swaps_(
         error = new.project_(weight, metric)
         if new.bias is not None and bias is not None:
             new.bias.data.copy_(bias.detach())
-        seen = (0, True) if own is None else (own.inputs.count, own.inputs.is_enough)
+        needed = (_ANCHORED_SAMPLES if anchors else 1) * site.d_in
+        count = 0 if own is None else own.inputs.count
+        seen = count, own is None or count >= needed
         fits[site.names] = LayerFit(site.names, error, *seen)
 
     weighting: Weighting | None = None
@@ -110,6 +113,7 @@ def project_swaps_(
         places = {site.names: site for site in find_sites(converted)}
         put_layers_(converted, [(places[site.names], layer) for site, layer in layers])
         errors = anchor_(converted, model, fits, anchors, sensitivity, on_progress=on_progress)
+        _check_fitted(errors, fits)
         for names, error in errors.items():
             fits[names] = replace(fits[names], error=error)
     put_layers_(model, layers)
@@ -133,6 +137,18 @@ def _trusted(metric: Metric, new: EinsumLinear | SumLinear | MoELinear) -> Metri
     if metric.outputs is None or all(map(is_one_block, plans)):
         return metric
     return replace(metric, outputs=damped(metric.outputs, _OUTPUT_DAMPING))
+
+
+def _check_fitted(errors: Mapping[LayerNames, float], fits: Mapping[LayerNames, LayerFit]) -> None:
+    """Refuse a model whose copy does not call its layers."""
+    called = [names for names, fit in fits.items() if fit.samples]
+    if called and not errors:
+        raise EinlinearError(
+            what=f"the new layers were never called: {layer_list(called, 5)}",
+            rule="anchored=True runs a copy of the model with the new layers; a forward that is "
+            "wrapped in a function still calls the layers of the original",
+            fix="convert the model before its forward is wrapped, or leave out anchored",
+        )
 
 
 def check_projectable(model: nn.Module, conversion: Conversion) -> None:

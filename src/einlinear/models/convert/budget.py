@@ -19,6 +19,7 @@ from einlinear.models.convert.calibration import LayerMoments
 from einlinear.models.convert.conversion import Conversion, LayerNote
 from einlinear.models.convert.names import LayerNames
 from einlinear.models.survey.sites import dense_parameters, find_sites
+from einlinear.show.numbers import counted
 from einlinear.structures.named import low_rank
 from einlinear.structures.plan import Plan, make_plan
 from einlinear.structures.structure import Structure
@@ -77,7 +78,7 @@ def choose_options(
             rule="a budget is a share of what the dense layers cost; every layer has at least "
             "rank 1, or stays dense",
             fix=f"give a budget of {least:.3g} or more, or the rule None for some layers"
-            if least < 1
+            if least < 0.9995
             else "these layers are too small to be cheaper in any rank: leave them as they are",
         )
     steps = [(names, place) for names, hull in hulls.items() for place in range(1, len(hull))]
@@ -191,7 +192,8 @@ def within_budget(
         if option.structure is None
     ]
     spent = sum(option.cost for option in chosen.values())
-    note = f"budget: {budget:g} of the {costs.unit} of {len(chosen)} layers; {spent:.2f} used"
+    layers = counted(len(chosen), "layer")
+    note = f"budget: {budget:g} of the {costs.unit} of {layers}; {spent:.2f} used"
     return replace(conversion, swaps=tuple(swaps), left=(*conversion.left, *dense), remarks=(note,))
 
 

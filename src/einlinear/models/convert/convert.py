@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
@@ -31,7 +30,7 @@ from einlinear.models.convert.conversion import Conversion, LayerNote, Swap, Uns
 from einlinear.models.convert.experts import Experts
 from einlinear.models.convert.heads import Heads
 from einlinear.models.convert.names import LayerNames, grouped, layer_list, patterns_for
-from einlinear.models.convert.rules import RuleChoice, Rules, choose_rules, read_rules
+from einlinear.models.convert.rules import OUTPUT_HEAD, RuleChoice, Rules, choose_rules, read_rules
 from einlinear.models.saving.pretrained import mark_pretrained_
 from einlinear.models.survey.obstacles import ADAPTER
 from einlinear.models.survey.sites import (
@@ -51,6 +50,7 @@ _BEFORE_ADAPTERS = (
     'convert the model before you add adapters, or merge them and give init="project": what they '
     "have learned is lost with the weights"
 )
+_STRUCTURED = "structured already"
 
 LayerFilter = Callable[[nn.Module, str], bool]
 
@@ -119,6 +119,7 @@ def convert_(
     """
     init = "project" if budget is not None and init is None else init
     _check_init(init, weight_norm, calibration)
+    check_progress(on_progress)
     check_loss(loss, weighting, calibration)
     _check_anchored(anchored, calibration)
     one_of(factor_init, "factor_init", get_args(FactorInit))
@@ -126,7 +127,7 @@ def convert_(
     one_of(unit, "unit", get_args(BudgetUnit))
     if budget is not None:
         check_budget(budget, tokens)
-    conversion = plan_conversion(model, _rules_within(rules, budget, init), where=where)
+    conversion = plan_conversion(model, _rules_within(model, rules, budget, init), where=where)
     if init == "project":
         check_projectable(model, conversion)
         check_without_experts(conversion)
@@ -195,7 +196,7 @@ def plan_conversion(
             if reason := site.adapter or why_trained(site.weight, loaded):
                 lost.append(LayerNote(site.names, reason))
     _check_blocked(blocked, [name for swap in swaps for name in swap.names])
-    left += [LayerNote(names, "structured already") for names in structured]
+    left += [LayerNote(names, _STRUCTURED) for names in structured]
     if not swaps:
         _refuse_nothing_to_do(left)
     params = sum(0 if is_lazy(p) else p.numel() for p in model.parameters())
@@ -203,7 +204,9 @@ def plan_conversion(
     return Conversion(tuple(swaps), tuple(left), params, unseen, tuple(lost), source)
 
 
-def _rules_within(rules: Rules | None, budget: float | None, init: str | None) -> Rules:
+def _rules_within(
+    model: nn.Module, rules: Rules | None, budget: float | None, init: str | None
+) -> Rules:
     """The rules; with a budget, all layers that the rules do not leave alone, at any structure."""
     if budget is None:
         if rules is None:
@@ -226,7 +229,15 @@ def _rules_within(rules: Rules | None, budget: float | None, init: str | None) -
             rule="with a budget, rules name the layers to leave alone; these are all",
             fix="leave out the pattern '*'",
         )
-    within: dict[Any, Any] = {**kept, re.compile(".*"): low_rank(rank=1)}
+    within: dict[Any, Any] = {**kept, "*": low_rank(rank=1)}
+    patterns = read_rules(kept) if kept else ()
+    names = [site.names for site in find_sites(model)] if isinstance(model, nn.Module) else []
+    if names and all(any(p.matches(each) for p in patterns) for each in names):
+        raise EinlinearError(
+            what=f"a budget with {quote(rules)}, which leave all linear layers alone",
+            rule="a budget is shared out among the layers that no rule names",
+            fix="leave out some of the rules",
+        )
     return within
 
 
@@ -250,6 +261,16 @@ def _check_init(
             what='weight_norm=True with init="project"',
             rule="normalisation would shrink projected factors, and so change the weights",
             fix="leave out weight_norm",
+        )
+
+
+def check_progress(on_progress: object) -> None:
+    """Raise an error unless progress can be reported to it."""
+    if not callable(on_progress):
+        raise EinlinearError(
+            what=f"on_progress is {quote(on_progress)}",
+            rule="it is a function of a text",
+            fix="give on_progress=print to see each batch and each layer",
         )
 
 
@@ -360,6 +381,13 @@ def _check_blocked(blocked: list[Site], replaced: list[str]) -> None:
 
 
 def _refuse_nothing_to_do(left: list[LayerNote]) -> NoReturn:
+    if left and all(layer.reason in (_STRUCTURED, OUTPUT_HEAD) for layer in left):
+        raise EinlinearError(
+            what="no layer would be replaced: all but output heads are structured already",
+            rule="only dense layers are replaced or adapted, each of them once",
+            fix="start from the dense model; el.adapt_ comes before el.convert_, and peft adds "
+            "LoRA to structured layers: el.lora(LoraConfig(...))",
+        )
     lines = grouped((layer.names, (layer.reason,)) for layer in left)
     some = ", ".join(f"{name} ({reason})" for name, (reason,) in lines[:8])
     raise EinlinearError(

@@ -28,6 +28,9 @@ Rules = (
     | Mapping[object, LayerRule]
 )
 
+OUTPUT_HEAD = "output head"
+"""Why a layer is left alone that rules only replace by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
@@ -92,7 +95,7 @@ def choose_rules(
     chosen: dict[str, RuleChoice] = {}
     for names in layers:
         is_head = names[0] in heads
-        chosen[names[0]] = RuleChoice(None, reason="output head" if is_head else "no rule")
+        chosen[names[0]] = RuleChoice(None, reason=OUTPUT_HEAD if is_head else "no rule")
         for i, pattern in enumerate(patterns):
             if names in matched[i] and (is_for[i] or not is_head):
                 reason = "its rule is None" if pattern.rule is None else ""

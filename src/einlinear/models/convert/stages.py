@@ -168,14 +168,17 @@ def _lists_of_blocks(model: nn.Module, layers: Sequence[str]) -> list[BlockChain
 @contextmanager
 def _giving(model: nn.Module, names: Iterable[str], output: Any) -> Iterator[None]:
     """Let modules return an output without running, for a while."""
-    modules = [model.get_submodule(name) for name in names]
-    for module in modules:
+    # Some modules have a forward of their own, which is not that of their class.
+    own: dict[nn.Module, dict[str, Any]] = {model.get_submodule(name): {} for name in names}
+    for module, kept in own.items():
+        kept.update({"forward": vars(module)["forward"]} if "forward" in vars(module) else {})
         module.forward = lambda *args, **kwargs: _cloned(output)
     try:
         yield
     finally:
-        for module in modules:
+        for module, kept in own.items():
             del module.forward
+            vars(module).update(kept)
 
 
 def _before(model: nn.Module, name: str, do: Callable[[Any, Any], None]) -> Callable[[], None]:

@@ -15,7 +15,12 @@ from einlinear.layers.moe.layers import MoELinear
 from einlinear.models.convert.apply import check_projectable, project_swaps_
 from einlinear.models.convert.calibration import LossOf, Weighting, measure_moments
 from einlinear.models.convert.conversion import Conversion
-from einlinear.models.convert.convert import LayerFilter, check_loss, plan_conversion
+from einlinear.models.convert.convert import (
+    LayerFilter,
+    check_loss,
+    check_progress,
+    plan_conversion,
+)
 from einlinear.models.convert.names import layer_list
 from einlinear.models.convert.rules import Rules
 from einlinear.models.saving.pretrained import mark_pretrained_
@@ -67,6 +72,7 @@ def upcycle_(
                 fix=f"leave out {name}, or give a small number, such as 0.01",
             )
     one_of(weighting, "weighting", get_args(Weighting))
+    check_progress(on_progress)
     check_loss(loss, weighting, calibration)
     conversion = plan_conversion(model, rules, where=where)
     single = [swap.names for swap in conversion.swaps if not swap.num_experts]

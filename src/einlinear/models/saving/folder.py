@@ -14,6 +14,7 @@ from einlinear.errors import EinlinearError, quote
 from einlinear.files.fields import typed
 from einlinear.files.whole import as_path
 from einlinear.models.adapted import AdaptedLinear
+from einlinear.models.saving.pretrained import mark_pretrained_
 from einlinear.models.saving.restore import restore_layers_
 from einlinear.models.saving.saved_layer import SavedLayer, describe_layers, read_layers
 from einlinear.models.saving.sealed_folder import FolderFormat
@@ -56,6 +57,8 @@ def save(model: nn.Module, path: str | Path) -> Path:
             fix="give the model first, then the folder: el.save(model, path)",
         )
     model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model.module
     _check_adapters(model)
     layers = describe_layers(model)
     if not layers:
@@ -95,6 +98,7 @@ def load(
     model = _made(make_model)
     restore_layers_(model, layers)
     set_tensors_(model, tensors, tied, device=device, dtype=dtype)
+    mark_pretrained_(model)
     return model
 
 

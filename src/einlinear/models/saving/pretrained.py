@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError, quote
 from einlinear.layers.computed import PLACEHOLDER_SHAPE
+from einlinear.models.adapted import AdaptedLinear
 from einlinear.models.saving.saved_layer import (
     SavedLayer,
     StructuredLayer,
@@ -36,13 +37,16 @@ METHOD = "einlinear"
 PRETRAINED_SCHEMA = 1
 LINE_TO_ADD = "none. This model has layers of einlinear: add the line `import einlinear` to load it"
 """The name of a fusion that does not exist. The error is "Unknown fusion type: none. This ..."."""
+ADAPTED = (
+    "none. This model was saved with adapters of einlinear, which cannot be loaded: merge them "
+    "first, el.merge_(model), or save them alone, el.save_adapters(model, path)"
+)
 _BOTH = "none. This model has layers of einlinear and is quantized: it cannot be loaded again"
 
 
 def mark_pretrained_(model: nn.Module) -> None:
     """Let save_pretrained save the structured layers of every Hugging Face model in a model."""
-    home = sys.modules.get("transformers.modeling_utils")
-    base = getattr(home, "PreTrainedModel", None)
+    base = _pretrained_base()
     if base is None:
         return
     try:
@@ -72,6 +76,34 @@ def mark_pretrained_(model: nn.Module) -> None:
                 describe_in_config_(module, layers)
             module.hf_quantizer = ours.of(describe_pretrained(layers))
         inside |= own
+
+
+def mark_adapted_(model: nn.Module) -> None:
+    """Let from_pretrained refuse what save_pretrained writes of models while they have adapters.
+
+    It would leave the adapters out. Saving works, for checkpoints that are loaded into the model.
+    """
+    base = _pretrained_base()
+    if base is None:
+        return
+    inside: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, base):
+            continue
+        is_outermost = id(module) not in inside
+        inside |= {id(inner) for inner in module.modules()}
+        has_adapters = any(isinstance(inner, AdaptedLinear) for inner in module.modules())
+        if not has_adapters:
+            forget_line_(module.config, ADAPTED)
+            continue
+        if is_outermost and not (module is model and _may_be_a_part(module)):
+            _own_config_(module)
+        _ask_for_(module.config, ADAPTED)
+
+
+def _pretrained_base() -> Any:
+    """The class of models of Hugging Face; None if transformers is not in use."""
+    return getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
 
 
 def _may_be_a_part(model: Any) -> bool:
@@ -113,11 +145,11 @@ def _ask_for_(config: Any, fusion: str) -> None:
     config.fusion_config = {**(getattr(config, "fusion_config", None) or {}), fusion: True}
 
 
-def forget_line_(config: Any) -> None:
-    """Remove the fusion that does not exist from a config."""
+def forget_line_(config: Any, line: str = LINE_TO_ADD) -> None:
+    """Remove a fusion that does not exist from a config."""
     asked = getattr(config, "fusion_config", None)
-    if isinstance(asked, Mapping) and LINE_TO_ADD in asked:
-        config.fusion_config = {name: value for name, value in asked.items() if name != LINE_TO_ADD}
+    if isinstance(asked, Mapping) and line in asked:
+        config.fusion_config = {name: value for name, value in asked.items() if name != line}
         if not config.fusion_config:
             del config.fusion_config
 

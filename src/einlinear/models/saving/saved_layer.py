@@ -15,6 +15,7 @@ from einlinear.layers.kronecker import KroneckerLinear
 from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.moe.layers import MoEFeedForward, MoELinear
 from einlinear.layers.scaling import ExpertNorm, FactorInit
+from einlinear.models.adapted import AdaptedLinear
 from einlinear.structures.plan import make_plan
 from einlinear.structures.text import parse
 
@@ -67,14 +68,17 @@ def describe_layers(model: nn.Module, *, only_known: bool = False) -> tuple[Save
     """Describe every structured layer of a model once, under all its names.
 
     Layers of other classes, such as subclasses, are refused or, with only_known, left out.
+    Adapters are none of the layers.
     """
     names: dict[int, list[str]] = {}
     layers: dict[int, StructuredLayer] = {}
-    terms: set[int] = set()
+    parts: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, AdaptedLinear):  # adapters are saved on their own
+            parts |= {id(part) for part in module.update.modules()}
         if isinstance(module, SumLinear):
-            terms |= {id(term) for term in module.terms}
-        if id(module) in terms:
+            parts |= {id(term) for term in module.terms}
+        if id(module) in parts:
             continue
         if isinstance(module, StructuredLayer) and not (only_known and _kind(module) is None):
             names.setdefault(id(module), []).append(name)
