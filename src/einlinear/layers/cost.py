@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
+from einlinear.errors import EinlinearError, quote
 from einlinear.structures.plan import Plan
+
+KNOWN_DEVICES = ("cpu",)
+"""The types of devices on which variants were timed to fit the model."""
 
 _LANES = 8  # numbers in a vector
 
@@ -41,12 +45,22 @@ def cheapest(plan: Plan, num_tokens: int, variants: Sequence[str], has_backward:
 cheapest_cached = lru_cache(maxsize=65536)(cheapest)
 
 
-def nanoseconds(plan: Plan, num_tokens: int, variant: str, has_backward: bool) -> float:
-    """The estimated time of a layer on a CPU: fixed costs, and costs per token.
+def nanoseconds(
+    plan: Plan, num_tokens: int, variant: str, has_backward: bool, device: str = "cpu"
+) -> float:
+    """The estimated time of a layer: fixed costs, and costs per token.
+
+    An error for a device that the model was not fitted to.
 
     Einsum transposes what steps with batch axes read and write; plain steps move nothing. The dense
     variant builds the matrix first. Narrow steps of the engine waste vector lanes.
     """
+    if device not in KNOWN_DEVICES:
+        raise EinlinearError(
+            what=f"the cost model was asked about an unknown device, {quote(device)}",
+            rule=f"it is fitted to times measured on {', '.join(KNOWN_DEVICES)}",
+            fix="time the variants on that device: el.tune(model, tokens=...)",
+        )
     sizes = plan.sizes
     widths = [prod([sizes[edge] for edge in edges]) for edges in plan.layouts]
     through = [widths[i] + widths[i + 1] for i in range(len(plan.steps))]
