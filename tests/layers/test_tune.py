@@ -120,7 +120,7 @@ def test_a_device_that_the_cost_model_does_not_know():
         assert choose_variant(plan, 8192, device, torch.float32) == "einsum"  # no guess
         assert fitting_variants(device, torch.float32) == ("einsum", "strided", "dense")
         with pytest.raises(EinlinearError, match=f"unknown device, '{device}'"):
-            nanoseconds(plan, 8, "dense", True, device)
+            nanoseconds(plan, 8, "dense", True, device=device)
 
 
 @pytest.mark.parametrize("variant", ["einsum", "strided", "dense"])

@@ -18,16 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from einlinear.layers.cost import MOST_KEPT
 from einlinear.layers.eager import saved_gradients
 from einlinear.layers.engine import compiled
 from einlinear.structures.plan import Plan
 
-_MOST_NUMBERS = 1 << 14  # of a matrix that is kept: 64 KB in float32
-
 
 def can_be_dense(plan: Plan, dtype: torch.dtype) -> bool:
     """Whether a layer may be executed like this: its matrix is small and not rounded."""
-    is_small = plan.d_in * plan.d_out <= _MOST_NUMBERS
+    is_small = plan.d_in * plan.d_out <= MOST_KEPT
     return is_small and dtype in (torch.float32, torch.float64)
 
 
