@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from einlinear.data.prepare import prepare as prepare
     from einlinear.data.tasks.catalogue import open_task as open_task
     from einlinear.errors import EinlinearError as EinlinearError
-    from einlinear.files.memory import keep_memory as keep_memory
     from einlinear.landscapes.config import LandscapeConfig as LandscapeConfig
     from einlinear.landscapes.landscape import landscape as landscape
     from einlinear.landscapes.verdict import Landscape as Landscape
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from einlinear.laws.read import read_observations as read_observations
     from einlinear.layers.linear import EinsumLinear as EinsumLinear
     from einlinear.layers.linear import SumLinear as SumLinear
+    from einlinear.layers.memory import keep_memory as keep_memory
     from einlinear.layers.moe.layers import MoEFeedForward as MoEFeedForward
     from einlinear.layers.moe.layers import MoELinear as MoELinear
     from einlinear.layers.moe.routing import Routing as Routing
@@ -155,7 +155,7 @@ _HOMES = {
     "clip_grad_norm_": "layers.moe.sharding",
     "full_state_dict": "layers.moe.sharding",
     "tune": "layers.tune",
-    "keep_memory": "files.memory",
+    "keep_memory": "layers.memory",
     "convert_": "models.convert.convert",
     "plan_conversion": "models.convert.convert",
     "Conversion": "models.convert.conversion",
