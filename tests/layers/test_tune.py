@@ -8,9 +8,10 @@ from torch import nn
 
 import einlinear as el
 from einlinear import EinlinearError, EinsumLinear
+from einlinear.layers.cost import nanoseconds
 from einlinear.layers.linear import situation
 from einlinear.layers.measure import interleaved
-from einlinear.layers.variants import VARIANTS, choose_variant, multiply
+from einlinear.layers.variants import VARIANTS, choose_variant, fitting_variants
 
 
 def make():
@@ -44,7 +45,11 @@ def watch(monkeypatch, result):
     )
     monkeypatch.setattr(
         "einlinear.layers.linear.multiply_eagerly",
-        lambda plan, x, factors, bias, stds: used.append("engine") or result(x),
+        lambda call, x, factors, bias: used.append("engine") or result(x),
+    )
+    monkeypatch.setattr(
+        "einlinear.layers.linear.multiply_densely",
+        lambda call, x, factors, bias: used.append("dense") or result(x),
     )
     return used
 
@@ -98,13 +103,37 @@ def test_a_dtype_that_the_engine_does_not_know():
 def test_both_ways_of_calling_are_timed(monkeypatch):
     seen = set()
 
-    def watched(plan, x, factors, variant):
-        seen.add(torch.is_grad_enabled())
-        return multiply(plan, x, factors, variant)
+    forward = EinsumLinear.forward
 
-    monkeypatch.setattr("einlinear.layers.tune.multiply", watched)
+    def watched(layer, x):
+        seen.add((torch.is_grad_enabled(), *layer.choices.values()))
+        return forward(layer, x)
+
+    monkeypatch.setattr(EinsumLinear, "forward", watched)
     el.tune(make(), tokens=4, repeats=1)
-    assert seen == {True, False}
+    assert seen == {(both, variant) for both in (True, False) for variant in VARIANTS}
+
+
+def test_a_device_that_the_cost_model_does_not_know():
+    plan = EinsumLinear(64, 64, structure="btt(rank=8)").plan
+    for device in ("cuda", "mps"):
+        assert choose_variant(plan, 8192, device, torch.float32) == "einsum"  # no guess
+        assert fitting_variants(device, torch.float32) == ("einsum", "strided", "dense")
+        with pytest.raises(EinlinearError, match=f"unknown device, '{device}'"):
+            nanoseconds(plan, 8, "dense", True, device=device)
+
+
+@pytest.mark.parametrize("variant", ["einsum", "strided", "dense"])
+def test_a_tuned_choice_is_used_on_another_device(variant):
+    """On the meta device, which stands for those without an engine."""
+    layer = EinsumLinear(64, 64, structure="btt(rank=2)", device="meta")
+    layer.choices = {"meta float32 up to 8 tokens": variant}
+    x = torch.randn(8, 64, device="meta")
+    assert layer._variant(x, 8) == variant
+    y = layer(x)
+    assert y.is_meta
+    grads = torch.autograd.grad(y, list(layer.parameters()), torch.ones_like(y))
+    assert [g.shape for g in grads] == [p.shape for p in layer.parameters()]
 
 
 def test_tuning_disturbs_nothing():

@@ -5,7 +5,8 @@ Legend: t tokens, d inputs, o outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,22 +18,18 @@ from einlinear.layers.norm import normalised
 from einlinear.layers.opaque import only_wanted
 from einlinear.layers.operators import batched_gradients
 from einlinear.layers.reference import reference_gradients
+from einlinear.layers.strided import contiguous
 from einlinear.structures.plan import Plan
 
 
 def multiply_eagerly(
-    plan: Plan,
-    x_td: Tensor,
-    factors: Sequence[Tensor],
-    bias: Tensor | None,
-    stds: Sequence[float] | None,
+    call: compiled.LayerCall, x: Tensor, factors: Sequence[Tensor], bias: Tensor | None
 ) -> Tensor:
-    """W x + b by the engine, differentiable; factors are normalised if given stds.
+    """W x + b by the engine, differentiable; factors are normalised if the call has stds.
 
-    Only for tensors that `compiled.is_direct` accepts.
+    Only for tensors that `compiled.is_direct` accepts, and factors and bias of the call.
     """
-    y_to: Tensor = _Eager.apply(plan, stds, x_td, bias, *factors)  # type: ignore[no-untyped-call]
-    return y_to
+    return _apply(call, x, bias, *factors)
 
 
 class _Eager(torch.autograd.Function):
@@ -41,45 +38,95 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        plan: Plan,
-        stds: Sequence[float] | None,
-        x_td: Tensor,
+        call: compiled.LayerCall,
+        x: Tensor,
         bias: Tensor | None,
         *factors: Tensor,
     ) -> Tensor:
-        y_to, scales = compiled.compiled_forward(plan, x_td, factors, bias, stds)
         # With frozen factors the input is not needed: it may be changed or freed.
-        ctx.has_x = any(ctx.needs_input_grad[4:])
-        ctx.save_for_backward(*([x_td] if ctx.has_x else []), *factors)
-        ctx.plan, ctx.stds, ctx.scales = plan, stds, scales
-        return y_to
+        ctx.has_x = True in ctx.needs_input_grad[3:]
+        if ctx.has_x:
+            ctx.save_for_backward(x, *factors)
+        else:
+            ctx.save_for_backward(*factors)
+        ctx.call = call
+        if call.stds is None:
+            ctx.scales = None
+            return call.forward(x)
+        ctx.scales = array("d", call.stds)  # the engine writes them
+        return call.forward(x, ctx.scales.buffer_info()[0])
 
     @staticmethod
-    def backward(ctx: Any, grad_to: Tensor) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        x_td, factors = (saved[0], saved[1:]) if ctx.has_x else (None, saved)
-        wanted = ctx.needs_input_grad[2:]
-        grads: Sequence[Tensor | None]
-        if torch.is_grad_enabled() or not compiled.is_direct(grad_to, factors):
-            if x_td is None:  # only factors' gradients depend on it
-                x_td = factors[0].new_zeros(grad_to.shape[-2], ctx.plan.d_in)
-            grads = batched_gradients(
-                lambda grad: _slow_gradients(ctx.plan, x_td, factors, grad, ctx.stds), grad_to
-            )
-        else:
-            norm = None if ctx.stds is None else (ctx.stds, ctx.scales)
-            grads = compiled.compiled_backward(ctx.plan, x_td, factors, grad_to, wanted, norm)
-        return None, None, *only_wanted(grads, wanted)
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
+        return saved_gradients(ctx, grad_y, _engine_gradients)
+
+
+_apply = compiled.apply_directly(_Eager)
+
+
+def _engine_gradients(
+    ctx: Any,
+    call: compiled.LayerCall,
+    x: Tensor | None,
+    factors: Sequence[Tensor],
+    grad_y: Tensor,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    return call.backward(x, factors, grad_y, wanted, ctx.scales)
+
+
+def saved_gradients(
+    ctx: Any, grad_y: Tensor, make: Callable[..., list[Tensor | None]]
+) -> tuple[Tensor | None, ...]:
+    """What the backward pass of a function (call, x, bias, *factors) returns.
+
+    `make` computes the gradients from what the forward pass saved; the reference does if they are
+    to be differentiated again, or if a mode or transform is watching.
+    """
+    x: Tensor | None
+    if ctx.has_x:
+        x, *factors = ctx.saved_tensors
+    else:
+        x, factors = None, ctx.saved_tensors
+    call: compiled.LayerCall = ctx.call
+    wanted = ctx.needs_input_grad[1:]
+    if torch.is_grad_enabled() or not compiled.is_direct(grad_y, ()):
+        return None, *_slow_gradients(call, x, factors, grad_y, wanted)
+    if not call.has_factors(factors):  # saved elsewhere and read back
+        factors = contiguous(factors)
+        call = compiled.LayerCall(call.plan, factors, None, call.stds)
+    return None, *make(ctx, call, x, factors, grad_y, wanted)
 
 
 def _slow_gradients(
+    call: compiled.LayerCall,
+    x: Tensor | None,
+    factors: Sequence[Tensor],
+    grad_y: Tensor,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """The gradients of input, bias and factors by the reference."""
+
+    def make(grad_y: Tensor) -> list[Tensor]:
+        grad_to = grad_y.reshape(-1, call.d_out)
+        if x is None:  # only factors' gradients depend on it
+            x_td = factors[0].new_zeros(grad_to.shape[0], call.d_in)
+        else:
+            x_td = x.reshape(-1, call.d_in)
+        grad_td, *others = _reference(call.plan, x_td, factors, grad_to, call.stds)
+        return [grad_td.reshape(*grad_y.shape[:-1], call.d_in), *others]
+
+    return only_wanted(batched_gradients(make, grad_y), wanted)
+
+
+def _reference(
     plan: Plan,
     x_td: Tensor,
     factors: Sequence[Tensor],
     grad_to: Tensor,
     stds: Sequence[float] | None,
 ) -> list[Tensor]:
-    """The gradients of input, bias and factors by the reference."""
+    """The gradients of input, bias and factors, through normalisation if there are stds."""
     if stds is None:
         return reference_gradients(plan, x_td, factors, grad_to)
     pairs = zip(factors, stds, strict=True)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError, quote, shorten
 from einlinear.layers.computed import ComputedLinear
+from einlinear.layers.dense import DenseWeight, can_be_dense, multiply_densely
 from einlinear.layers.eager import multiply_eagerly
 from einlinear.layers.engine import compiled
 from einlinear.layers.export.cola import weight_operator
@@ -56,6 +57,8 @@ class EinsumLinear(ComputedLinear):
         dtype: the dtype of the parameters.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(
         self,
         in_features: int,
@@ -79,7 +82,8 @@ class EinsumLinear(ComputedLinear):
         self.factor_init = one_of(factor_init, "factor_init", get_args(FactorInit))
         scaling = self._factor_scaling()
         self.choices: dict[str, str] = {}
-        self._call: compiled.Inference | None = None
+        self._call: compiled.LayerCall | None = None
+        self._dense: DenseWeight | None = None
         self._names = [step.factor for step in self.plan.steps]
         self._stds = [scaling[name].init_std for name in self._names]
         this = f"a layer of {self.structure} from {self.in_features} to {self.out_features}"
@@ -88,7 +92,8 @@ class EinsumLinear(ComputedLinear):
                 empty = torch.empty(shape, device=device, dtype=dtype)
                 self.register_parameter(name, nn.Parameter(empty))
             empty = torch.empty(self.out_features, device=device, dtype=dtype)
-        self.bias = nn.Parameter(empty) if bias else None
+        # Also None is registered, so that nothing but a parameter can take its place.
+        self.register_parameter("bias", nn.Parameter(empty) if bias else None)
         self.reset_parameters()
 
     @overload
@@ -175,6 +180,11 @@ class EinsumLinear(ComputedLinear):
             if not parameter.is_meta:  # counting models would take several times as long
                 nn.init.normal_(parameter, std=scaling.init_std)
 
+    @property
+    def factor_names(self) -> tuple[str, ...]:
+        """The names of the factors, in the order of the plan's steps."""
+        return tuple(self._names)
+
     def factors(self) -> list[Tensor]:
         """The factors as the layer uses them, normalised, in the order of the plan's steps."""
         weights = [getattr(self, name) for name in self._names]
@@ -195,13 +205,17 @@ class EinsumLinear(ComputedLinear):
         factors = self.factors()
 
         def product(x_td: Tensor) -> Tensor:
-            return multiply(self.plan, x_td, factors, self._variant(x_td))
+            return multiply(self.plan, x_td, factors, self._variant(x_td, x_td.shape[0]))
 
         return weight_operator(product, (self.out_features, self.in_features), factors[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to the last axis of x."""
         if compiled.IS_AVAILABLE and not torch.compiler.is_compiling():
+            if self._dense is not None and not torch.is_grad_enabled():
+                y = self._dense.multiply(x, self._parameters, self.weight_norm, self.choices)
+                if y is not None:
+                    return y
             y = self._by_engine(x)
             if y is not None:
                 return y
@@ -212,7 +226,7 @@ class EinsumLinear(ComputedLinear):
             bias = bias if bias is None else autocast_operand(bias)
         check_input(x, factors[0], self.in_features)
         x_td = x.reshape(-1, self.in_features)
-        y_to = multiply(self.plan, x_td, factors, self._variant(x_td), bias)
+        y_to = multiply(self.plan, x_td, factors, self._variant(x_td, x_td.shape[0]), bias)
         return y_to.reshape(*x.shape[:-1], self.out_features).contiguous()
 
     def _by_engine(self, x: Tensor) -> Tensor | None:
@@ -220,67 +234,62 @@ class EinsumLinear(ComputedLinear):
         own: dict[str, Any] = self._parameters  # looking up a module's attributes is slower
         bias: Tensor | None = own["bias"] if "bias" in own else self.bias
         factors = [own[name] if name in own else getattr(self, name) for name in self._names]
-        if torch.is_grad_enabled():
-            return self._train_by_engine(x, factors, bias)
         stds = self._stds if self.weight_norm else None
         call = self._call
-        if call is None or not call.is_current(factors, bias, stds):
-            self._call = None
-            if not compiled.Inference.fits(x, factors, bias):
+        if call is None or not call.is_current(factors if bias is None else [*factors, bias], stds):
+            self._call = self._dense = None
+            if not compiled.LayerCall.fits(x, factors, bias):
                 return None
-            call = self._call = compiled.Inference(self.plan, factors, bias, stds)
-        if not compiled.is_direct(x, ()) or torch.is_autocast_enabled("cpu"):
+            call = self._call = compiled.LayerCall(self.plan, factors, bias, stds)
+        elif not compiled.is_direct(x, ()):
             return None
-        if x.dtype != call.dtype or x.shape[-1:] != call.width:
+        if torch.is_autocast_enabled("cpu"):
+            return None
+        if x.dtype is not call.dtype or x.dim() == 0 or x.shape[-1] != call.d_in:
             check_input(x, factors[0], self.in_features)
             return None
-        x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        if call.choices != self.choices or len(call.variants) > _MOST_VARIANTS:
-            call.choices, call.variants = dict(self.choices), {}
-        num_tokens = x_td.shape[0]
-        variant = call.variants.get(num_tokens)
+        if call.choices != self.choices:
+            call.choices, call.variants = dict(self.choices), ({}, {})
+        has_grad = torch.is_grad_enabled()
+        variants, num_tokens = call.variants[has_grad], x.numel() // call.d_in
+        variant = variants.get(num_tokens)
         if variant is None:
-            variant = call.variants[num_tokens] = self._variant(x_td)
-        if variant != "engine":
+            if len(variants) >= _MOST_VARIANTS:
+                variants.clear()
+            variant = variants[num_tokens] = self._variant(x, num_tokens)
+        if variant == "engine":
+            if not has_grad:
+                return call.forward(x)
+            if stds is not None and call.dtype is torch.bfloat16:
+                return None  # the engine does not differentiate normalisation in bfloat16
+            return multiply_eagerly(call, x, factors, bias)
+        if variant != "dense" or not can_be_dense(self.plan, call.dtype):
             return None
-        y_to = call(x_td)
-        return y_to if x.dim() == 2 else y_to.reshape(*x.shape[:-1], self.out_features)
+        if has_grad:
+            return multiply_densely(call, x, factors, bias)
+        state = own, self.weight_norm, self.choices
+        y = None if self._dense is None else self._dense.multiply(x, *state)
+        if y is None:
+            self._dense = DenseWeight(call, own, factors, bias, self.weight_norm)
+            y = self._dense.multiply(x, *state)
+        return y
 
-    def _train_by_engine(
-        self, x: Tensor, factors: list[Tensor], bias: Tensor | None
-    ) -> Tensor | None:
-        tensors = factors if bias is None else [*factors, bias]
-        if self.weight_norm and x.dtype == torch.bfloat16:
-            return None
-        if not compiled.is_direct(x, tensors) or torch.is_autocast_enabled("cpu"):
-            return None
-        check_input(x, factors[0], self.in_features)
-        x_td = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        if self._variant(x_td) != "engine":
-            return None
-        stds = self._stds if self.weight_norm else None
-        y_to = multiply_eagerly(self.plan, x_td, factors, bias, stds)
-        return y_to if x.dim() == 2 else y_to.reshape(*x.shape[:-1], self.out_features)
-
-    def _variant(self, x_td: Tensor) -> str:
+    def _variant(self, x: Tensor, num_tokens: int) -> str:
         """The variant tuned for such an input, or the choice of the cost model."""
         # While compiling, nothing may depend on the number of tokens: it would become a guard.
-        num_tokens = x_td.shape[0]
         is_known = isinstance(num_tokens, int) and not torch.compiler.is_compiling()
         known = int(num_tokens) if is_known else 2048
         has_backward = torch.is_grad_enabled()
         if self.choices:
-            tuned = self.choices.get(situation(x_td, known, has_backward), "")
+            tuned = self.choices.get(situation(x, known, has_backward), "")
             # The model may have been tuned where the engine was available.
-            if tuned in fitting_variants(x_td.device.type, x_td.dtype):
+            if tuned in fitting_variants(x.device.type, x.dtype):
                 return tuned
-        return choose_variant(
-            self.plan, known, x_td.device.type, x_td.dtype, has_backward=has_backward
-        )
+        return choose_variant(self.plan, known, x.device.type, x.dtype, has_backward=has_backward)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to copy or pickle, without the prepared call, which holds addresses."""
-        return {**self.__dict__, "_call": None}
+        return {**self.__dict__, "_call": None, "_dense": None}
 
     def extra_repr(self) -> str:
         """The arguments that print(layer) shows."""

@@ -47,6 +47,8 @@ def interleaved(
 def _finish() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    elif torch.backends.mps.is_available():
+        torch.mps.synchronize()
 
 
 def peak_memory(action: Callable[[], object]) -> int:

@@ -44,7 +44,7 @@ def multiply_by_operator(
         if variant == "engine" and not torch.is_grad_enabled():
             others = factors if bias is None else [*factors, bias]
             if compiled.is_direct(x_td, others):
-                return compiled.compiled_forward(plan, x_td, factors, bias)[0]
+                return compiled.compiled_forward(plan, x_td, factors, bias)
         function = _MultiplyEager
     y_to: Tensor = function.apply(x_td, bias, variant, *key, *factors)  # type: ignore[no-untyped-call]
     return y_to
@@ -62,7 +62,7 @@ def _multiply(
     """W x + b. Falls back from the engine if it is unavailable, as in an exported program."""
     plan = plan_of(structure, d_in, d_out)
     if variant == "engine" and compiled.is_usable(x_td):
-        return compiled.compiled_forward(plan, x_td, factors, bias)[0]
+        return compiled.compiled_forward(plan, x_td, factors, bias)
     return multiply_strided(plan, x_td, factors, bias)
 
 

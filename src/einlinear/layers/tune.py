@@ -12,8 +12,7 @@ from torch import nn
 from einlinear.errors import EinlinearError, quote
 from einlinear.layers.linear import EinsumLinear, situation
 from einlinear.layers.measure import interleaved
-from einlinear.layers.variants import ALL_VARIANTS, fitting_variants, multiply
-from einlinear.structures.plan import Plan
+from einlinear.layers.variants import ALL_VARIANTS, fitting_variants
 from einlinear.structures.values import whole_number
 
 Choices = dict[str, dict[str, str]]
@@ -59,7 +58,7 @@ def tune(
         return {name: dict(layer.choices) for name, layer in layers.items()}
     tokens = whole_number(tokens, "tokens", 1)
     repeats = whole_number(repeats, "repeats", 1)
-    known: dict[tuple[Plan, torch.dtype, torch.device], dict[bool, str]] = {}
+    known: dict[tuple[object, ...], dict[bool, str]] = {}
     for layer in layers.values():
         weight = layer.factors()[0]
         if weight.is_meta:
@@ -68,7 +67,8 @@ def tune(
                 rule="tune times real multiplies",
                 fix="materialise it first: model.to_empty(device=...), then load its weights",
             )
-        key = (layer.plan, weight.dtype, weight.device)
+        kind = layer.weight_norm, layer.bias is not None
+        key = (layer.plan, weight.dtype, weight.device, *kind)
         if key not in known:
             with torch.inference_mode(False), torch.enable_grad():
                 passes = (True, False)  # with a backward pass, and without
@@ -79,18 +79,34 @@ def tune(
 
 
 def _fastest(layer: EinsumLinear, tokens: int, repeats: int, has_backward: bool) -> str:
-    plan = layer.plan
-    factors = [f.detach().requires_grad_() for f in layer.factors()]
-    x_td = factors[0].detach().new_ones(tokens, plan.d_in).requires_grad_()
+    """The fastest variant of a layer as it is called, with bias and normalisation."""
+    factors = dict(zip(layer.factor_names, layer.factors(), strict=True))
+    like = next(iter(factors.values()))
+    x_td = like.detach().new_ones(tokens, layer.in_features).requires_grad_()
+    grad_to = like.detach().new_ones(tokens, layer.out_features)
 
     def action(variant: str) -> Callable[[], object]:
+        timed = EinsumLinear(
+            layer.in_features,
+            layer.out_features,
+            layer.bias is not None,
+            structure=layer.structure,
+            weight_norm=layer.weight_norm,
+            device="meta",
+            dtype=like.dtype,
+        ).to_empty(device=like.device)
+        with torch.no_grad():
+            for name, parameter in timed.named_parameters():
+                parameter.copy_(factors.get(name, grad_to[0]))
+        timed.choices = {situation(x_td, tokens, has_backward): variant}
+        inputs = [x_td, *timed.parameters()]
+
         def forward() -> object:
             with torch.no_grad():
-                return multiply(plan, x_td, factors, variant)
+                return timed(x_td)
 
         def both() -> object:
-            y_to = multiply(plan, x_td, factors, variant)
-            return torch.autograd.grad(y_to, [x_td, *factors], torch.ones_like(y_to))
+            return torch.autograd.grad(timed(x_td), inputs, grad_to)
 
         return both if has_backward else forward
 

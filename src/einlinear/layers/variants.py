@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.cost import cheapest, cheapest_cached
+from einlinear.layers.cost import KNOWN_DEVICES, cheapest, cheapest_cached
 from einlinear.layers.engine import compiled
 from einlinear.layers.export.plain import is_exporting, multiply_plainly
 from einlinear.layers.operators import multiply_by_operator
@@ -20,7 +20,7 @@ from einlinear.layers.reference import dense_weight, multiply_by_einsum
 from einlinear.structures.plan import Plan
 
 ALL_VARIANTS = ("einsum", "strided", "dense", "engine")
-_PORTABLE, _ELSEWHERE = ALL_VARIANTS[:3], ("einsum", "dense")
+_PORTABLE = ALL_VARIANTS[:3]
 VARIANTS = ALL_VARIANTS if compiled.IS_AVAILABLE else _PORTABLE
 """The variants available here; the engine only if it was compiled."""
 
@@ -59,18 +59,19 @@ def multiply(
 
 def fitting_variants(device: str, dtype: torch.dtype) -> tuple[str, ...]:
     """The variants worth choosing from on a device and in a dtype."""
-    if device != "cpu":
-        return _ELSEWHERE
-    return ALL_VARIANTS if compiled.IS_AVAILABLE and dtype in compiled.DTYPES else _PORTABLE
+    has_engine = device == "cpu" and compiled.IS_AVAILABLE and dtype in compiled.DTYPES
+    return ALL_VARIANTS if has_engine else _PORTABLE
 
 
 def choose_variant(
     plan: Plan, num_tokens: int, device: str, dtype: torch.dtype, *, has_backward: bool = True
 ) -> str:
-    """The variant that should be fastest, by a cost model for CPUs.
+    """The variant that should be fastest on a CPU, by the cost model.
 
-    On other devices: einsum, or dense if the matrix costs less than the steps.
+    The model knows no other device: there it is einsum, until `tune` has timed the variants.
     """
+    if device not in KNOWN_DEVICES:
+        return "einsum"
     variants = fitting_variants(device, dtype)
     choose = cheapest if torch.compiler.is_compiling() else cheapest_cached
     return choose(plan, num_tokens, variants, has_backward)

@@ -15,6 +15,7 @@ from einlinear.cli.progress import case_progress
 from einlinear.cli.terminal import columns, console, write
 from einlinear.errors import EinlinearError
 from einlinear.files.whole import write_whole
+from einlinear.layers.memory import keep_memory_if_possible
 from einlinear.show.tables import wrapped
 from einlinear.structures.values import whole_number
 
@@ -68,6 +69,7 @@ def bench(
     whole_number(repeats, "repeats", 1, _MOST_REPEATS)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that measures memory logs a lot
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    keep_memory_if_possible()
     import torch  # torch and the layers take a while to load
 
     from einlinear.bench.blocks import stack_cases

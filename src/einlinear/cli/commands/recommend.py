@@ -12,6 +12,7 @@ import tyro
 from einlinear.cli.progress import case_progress
 from einlinear.cli.terminal import columns, console, say, write
 from einlinear.errors import EinlinearError, quote
+from einlinear.layers.memory import keep_memory_if_possible
 
 if TYPE_CHECKING:
     from einlinear.bench.recommend import Recommendation
@@ -55,6 +56,7 @@ def recommend(
         _check_plot(plot)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that measures memory logs a lot
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    keep_memory_if_possible()
     import torch  # torch takes a while to load
 
     from einlinear.bench.recommend import LEGEND

@@ -16,7 +16,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from einlinear.errors import EinlinearError, quote
@@ -105,7 +105,9 @@ class _Library:
         self.functions = {}
         for name in ("forward", "backward", "experts_forward", "experts_backward"):
             self.functions[name] = getattr(library, f"einlinear_{name}")
-            self.functions[name].argtypes = [ctypes.POINTER(CallArguments)]
+            self.functions[name].argtypes = [ctypes.c_void_p]  # of POINTER, ctypes makes an object
+        self.has_factors = library.einlinear_has_factors
+        self.has_factors.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         self.target: Callable[[int], int] = library.einlinear_target
         self.workspace = library.einlinear_workspace
         self.workspace.restype = ctypes.c_int64
@@ -332,9 +334,20 @@ def set_array(
 
 def run_engine(name: str, arguments: CallArguments) -> None:
     """Call "forward", "backward", "experts_forward" or "experts_backward"."""
-    code = _library().functions[name](arguments)
+    code = _library().functions[name](ctypes.addressof(arguments))
     if code:
         raise _failure(code)
+
+
+def comparison(
+    arguments: CallArguments, addresses: Sequence[int], sizes: Sequence[int]
+) -> Callable[[], int]:
+    """A function: are the factors of a call, bit for bit, what they are now?
+
+    They must stay at their addresses; sizes are in bytes.
+    """
+    copy = b"".join(map(ctypes.string_at, addresses, sizes))
+    return partial(_library().has_factors, ctypes.addressof(arguments), copy)
 
 
 def call_forward(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
+from operator import attrgetter, is_
 from weakref import ref
 
 import torch
@@ -42,15 +44,24 @@ def is_direct(x: Tensor, tensors: Sequence[Tensor]) -> bool:
     if not _CAN_BE_DIRECT or torch.compiler.is_compiling():
         return False
     dtype = x.dtype
-    for tensor in (x, *tensors):
-        is_plain = type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype == dtype
+    for tensor in (x, *tensors) if tensors else (x,):
+        is_plain = type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype is dtype
         if not is_plain or tensor.is_neg() or tensor.layout is not torch.strided:
             return False
         if not _has_storage(tensor):  # batched by is_grads_batched, which is not a transform
             return False
+    return dtype in DTYPES and _is_undisturbed()
+
+
+def is_recorded() -> bool:
+    """Whether a mode of dispatch or tracing records torch's operators."""
+    return not _CAN_BE_DIRECT or _num_modes() != 0 or _tracing() is not None
+
+
+def _is_undisturbed() -> bool:
+    """Whether no mode, transform or tracing wants to see what is computed."""
     return (
-        dtype in DTYPES
-        and _num_modes() == 0
+        _num_modes() == 0
         and (_num_function_modes() == 0 or _only_sets_the_device())
         and _transform() is None
         and _tracing() is None
@@ -95,8 +106,26 @@ def _factor_addresses(plan: Plan, factors: Sequence[Tensor], dtype: torch.dtype)
     return [address_of(f, shape, dtype) for f, shape in zip(factors, shapes, strict=True)]
 
 
-class Inference:
-    """A layer's call without gradients, prepared once for its parameters."""
+def apply_directly(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
+    """What `function.apply` calls in the end, for tensors that `is_direct` accepts.
+
+    The rest of it is for transforms, which do not see these tensors, and takes a microsecond.
+    """
+    try:
+        made: Callable[..., Tensor] = torch._C._FunctionBase.__dict__["apply"].__get__(
+            None, function
+        )
+    except (AttributeError, KeyError):  # pragma: no cover - renamed in another version of torch
+        made = function.apply
+    return made
+
+
+class LayerCall:
+    """The calls of a layer, forward and backward, prepared once for its parameters.
+
+    A small layer takes less time than one look at everything that could be wrong with its
+    parameters, so calls check only what can change: `is_current`.
+    """
 
     def __init__(
         self,
@@ -106,20 +135,18 @@ class Inference:
         stds: Sequence[float] | None,
     ):
         self.plan, self.stds = plan, stds
-        self.dtype, self.width = factors[0].dtype, torch.Size((plan.d_in,))
-        # Weak references: do not keep parameters that the layer has replaced.
-        self._known = [ref(tensor) for tensor in (factors if bias is None else [*factors, bias])]
-        self._shapes = [*binding.factor_shapes(plan), (plan.d_out,)]
+        self.dtype, self.d_in, self.d_out = factors[0].dtype, plan.d_in, plan.d_out
         addresses = _factor_addresses(plan, factors, self.dtype)
         bias_at = 0 if bias is None else address_of(bias, (plan.d_out,), self.dtype)
-        self._addresses = [*addresses, bias_at]
+        self.factors = _Known(factors)
+        self._all = self.factors if bias is None else _Known([*factors, bias])
         self._arguments = binding.make_arguments(plan, DTYPES[self.dtype], addresses)
         self._arguments.bias = bias_at
-        self._arguments.y_row = plan.d_out
+        self._arguments.y_row, self._arguments.grad_x_row = plan.d_out, plan.d_in
         if stds:
             binding.set_array(self._arguments, "stds", stds, len(addresses))
-        # Filled in by the layer: the variant for each number of tokens, given its choices.
-        self.variants: dict[int, str] = {}
+        # Filled in by the layer: the variant for each number of tokens, without and with gradients.
+        self.variants: tuple[dict[int, str], dict[int, str]] = {}, {}
         self.choices: dict[str, str] = {}
 
     @staticmethod
@@ -128,104 +155,140 @@ class Inference:
         tensors = factors if bias is None else [*factors, bias]
         return is_direct(x, tensors) and all(tensor.is_contiguous() for tensor in tensors)
 
-    def is_current(
-        self, factors: Sequence[Tensor], bias: Tensor | None, stds: Sequence[float] | None
-    ) -> bool:
-        """Whether the parameters still have the same addresses, dtypes and shapes."""
-        tensors = factors if bias is None else [*factors, bias]
-        if stds is not self.stds or len(tensors) != len(self._known):
-            return False
-        for tensor, known, shape, address in zip(
-            tensors, self._known, self._shapes, self._addresses, strict=False
-        ):
-            if (
-                tensor is not known()
-                or tensor.data_ptr() != address
-                or tensor.dtype != self.dtype
-                or tensor.shape != shape
-                or not tensor.is_contiguous()
-            ):
-                return False
-        return True
+    def is_current(self, tensors: Sequence[Tensor], stds: Sequence[float] | None) -> bool:
+        """Whether these are still the factors, and the bias, and the settings."""
+        return stds is self.stds and self._all.are(tensors)
 
-    def __call__(self, x_td: Tensor) -> Tensor:
-        """W x + b for rows of input of the layer's dtype and width."""
-        x_td = rows(x_td)
-        y_te = x_td.new_empty(x_td.shape[0], self.plan.d_out)
+    def has_factors(self, factors: Sequence[Tensor]) -> bool:
+        """Whether these are the factors that the call was prepared for, at the same addresses."""
+        return self.factors.are(factors)
+
+    def comparison(self) -> Callable[[], int]:
+        """A function: are the factors, while they stay in place, bit for bit what they are now?"""
+        return binding.comparison(self._arguments, self.factors.addresses, self.factors.sizes)
+
+    def forward(self, x: Tensor, scales: int = 0, *, has_bias: bool = True) -> Tensor:
+        """W x + b for the last axis of x; scales are written to an address.
+
+        The width of x must be that of the layer. No view of x is made if it is contiguous.
+        """
+        rows_td, tokens, address, row = _rows_of(x, self.d_in, self.dtype)
+        sizes = (tokens,) if x.dim() == 2 else x.shape[:-1]
+        y = rows_td.new_empty(*sizes, self.d_out)
         arguments = CallArguments.from_buffer_copy(self._arguments)  # calls may run in parallel
-        arguments.tokens = x_td.shape[0]
+        arguments.tokens = tokens
         arguments.threads = torch.get_num_threads()
-        arguments.x, arguments.x_row = x_td.data_ptr(), x_td.stride(0)
-        arguments.y = y_te.data_ptr()
+        arguments.x, arguments.x_row = address, row
+        arguments.y = y.data_ptr()
+        arguments.scales = scales
+        if not has_bias:
+            arguments.bias = 0
         binding.run_engine("forward", arguments)
-        return y_te
+        return y
+
+    def backward(
+        self,
+        x: Tensor | None,
+        factors: Sequence[Tensor],
+        grad_y: Tensor,
+        wanted: Sequence[bool],
+        scales: array[float] | None = None,
+    ) -> list[Tensor | None]:
+        """The gradients of input, bias and factors; None for those not wanted.
+
+        x: may be None if no gradient of a factor is wanted.
+        scales: those of the forward pass, if it normalised the factors.
+        """
+        arguments = CallArguments.from_buffer_copy(self._arguments)
+        rows_to, tokens, arguments.grad_y, arguments.grad_y_row = _rows_of(
+            grad_y, self.d_out, self.dtype
+        )
+        arguments.tokens = tokens
+        arguments.threads = torch.get_num_threads()
+        if x is not None:
+            x, _, arguments.x, arguments.x_row = _rows_of(x, self.d_in, self.dtype)
+        if scales is None:
+            arguments.stds = 0
+        else:
+            arguments.scales = scales.buffer_info()[0]
+        grad_x = grad_bias = None
+        if wanted[0]:
+            grad_x = grad_y.new_empty(*grad_y.shape[:-1], self.d_in)
+            arguments.grad_x = grad_x.data_ptr()
+        if wanted[1]:
+            grad_bias = grad_y.new_empty(self.d_out)
+            arguments.grad_bias = grad_bias.data_ptr()
+        grads = [
+            torch.empty_like(factor) if flag else None
+            for factor, flag in zip(factors, wanted[2:], strict=True)
+        ]
+        addresses = array("Q", [0 if grad is None else grad.data_ptr() for grad in grads])
+        arguments.grad_factors = addresses.buffer_info()[0]
+        binding.run_engine("backward", arguments)
+        del rows_to  # a copy, if rows were not contiguous: it had to live until here
+        return [grad_x, grad_bias, *grads]
+
+
+def _rows_of(tensor: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, int, int, int]:
+    """A tensor as rows, their number, the address and the distance between two.
+
+    It is copied, or viewed with two axes, only if it is not contiguous.
+    """
+    row = width
+    if not tensor.is_contiguous():
+        tensor = rows(tensor.reshape(-1, width))
+        row = tensor.stride(0)
+    address, count = tensor.data_ptr(), tensor.numel()
+    if (address == 0 and count) or tensor.dtype is not dtype or count % width:
+        address_of(tensor, (count // width, width), dtype)  # raises
+    return tensor, count // width, address, row
+
+
+class _Known:
+    """Tensors to recognise, and what must not have changed: the allocator reuses addresses."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        # Weak references: do not keep parameters that the layer has replaced.
+        self._tensors = [ref(tensor) for tensor in tensors]
+        self.addresses = [*map(ADDRESS, tensors)]
+        self.sizes = [*map(BYTES, tensors)]
+        self._dtypes = [tensor.dtype for tensor in tensors]
+
+    def are(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the tensors are these, in the same memory, contiguous."""
+        return (
+            len(tensors) == len(self._tensors)
+            and all(map(is_, tensors, map(ref.__call__, self._tensors)))
+            and [*map(ADDRESS, tensors)] == self.addresses
+            and [*map(BYTES, tensors)] == self.sizes
+            and [*map(_DTYPE, tensors)] == self._dtypes
+            and all(map(Tensor.is_contiguous, tensors))
+        )
+
+
+# Called by map, which takes half as long as a loop.
+ADDRESS: Callable[[Tensor], int] = Tensor.data_ptr
+BYTES: Callable[[Tensor], int] = attrgetter("nbytes")
+_DTYPE: Callable[[Tensor], torch.dtype] = attrgetter("dtype")
 
 
 def compiled_forward(
-    plan: Plan,
-    x_td: Tensor,
-    factors: Sequence[Tensor],
-    bias: Tensor | None,
-    stds: Sequence[float] | None = None,
-) -> tuple[Tensor, tuple[float, ...] | None]:
-    """W x + b for rows of input; with stds, of normalised factors, and the scale of each."""
-    x_td, factors, dtype = rows(x_td), contiguous(factors), x_td.dtype
+    plan: Plan, x_td: Tensor, factors: Sequence[Tensor], bias: Tensor | None
+) -> Tensor:
+    """W x + b for rows of input."""
     bias = bias if bias is None or bias.is_contiguous() else bias.contiguous()
-    tokens = x_td.shape[0]
-    y_te = x_td.new_empty(tokens, plan.d_out)
-    scales = binding.call_forward(
-        plan,
-        DTYPES[dtype],
-        tokens,
-        address_of(x_td, (tokens, plan.d_in), dtype),
-        x_td.stride(0),
-        _factor_addresses(plan, factors, dtype),
-        0 if bias is None else address_of(bias, (plan.d_out,), dtype),
-        y_te.data_ptr(),
-        plan.d_out,
-        stds=stds,
-        threads=torch.get_num_threads(),
-    )
-    return y_te, scales
+    factors = contiguous(factors)  # a name for them: the call does not keep copies alive
+    address_of(x_td, (x_td.shape[0], plan.d_in), factors[0].dtype)
+    return LayerCall(plan, factors, bias, None).forward(x_td)
 
 
 def compiled_backward(
     plan: Plan,
-    x_td: Tensor | None,
+    x_td: Tensor,
     factors: Sequence[Tensor],
     grad_te: Tensor,
     wanted: Sequence[bool],
-    norm: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> list[Tensor | None]:
-    """The gradients of input, bias and factors; None for those not wanted.
-
-    norm: the stds of the factors and the scales of the forward pass, if it normalised them.
-    x_td: may be None if no gradient of a factor is wanted.
-    """
-    grad_te, factors, dtype = rows(grad_te), contiguous(factors), grad_te.dtype
-    tokens = grad_te.shape[0]
-    x_td = None if x_td is None else rows(x_td)
-    shapes = [(tokens, plan.d_in), (plan.d_out,), *binding.factor_shapes(plan)]
-    grads = [
-        grad_te.new_empty(shape) if flag else None
-        for shape, flag in zip(shapes, wanted, strict=True)
-    ]
-    grad_x, grad_bias, *grad_factors = (0 if grad is None else grad.data_ptr() for grad in grads)
-    binding.call_backward(
-        plan,
-        DTYPES[dtype],
-        tokens,
-        0 if x_td is None else address_of(x_td, (tokens, plan.d_in), dtype),
-        plan.d_in if x_td is None else x_td.stride(0),
-        _factor_addresses(plan, factors, dtype),
-        address_of(grad_te, (tokens, plan.d_out), dtype),
-        grad_te.stride(0),
-        grad_x,
-        plan.d_in,
-        grad_factors,
-        grad_bias,
-        stds=None if norm is None else norm[0],
-        scales=None if norm is None else norm[1],
-        threads=torch.get_num_threads(),
-    )
-    return grads
+    """The gradients of input, bias and factors; None for those not wanted."""
+    factors = contiguous(factors)
+    return LayerCall(plan, factors, None, None).backward(x_td, factors, grad_te, wanted)

@@ -2,6 +2,8 @@
 
 #include "entry.h"
 
+#include <string.h>
+
 #include "arena.h"
 #include "call.h"
 #include "pool.h"
@@ -38,4 +40,17 @@ EXPORT int einlinear_experts_forward(const CallArguments *arguments) {
 
 EXPORT int einlinear_experts_backward(const CallArguments *arguments) {
     return run_experts_backward(arguments);
+}
+
+EXPORT int einlinear_has_factors(const CallArguments *arguments, const void *copy) {
+    const int64_t *program = arguments->program, dtype = arguments->dtype;
+    const int64_t *sizes = program + HEADER_LENGTH + program[HEADER_ROW_BUFFERS];
+    const int64_t size = dtype == DTYPE_FLOAT64 ? 8 : dtype == DTYPE_BFLOAT16 ? 2 : 4;
+    const char *expected = copy;
+    for (int64_t s = 0; s < program[HEADER_STEPS]; s++) {
+        const size_t bytes = (size_t)(sizes[s] * size);
+        if (memcmp(arguments->factors[s], expected, bytes)) return 0;
+        expected += bytes;
+    }
+    return 1;
 }

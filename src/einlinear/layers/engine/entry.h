@@ -23,6 +23,9 @@ void einlinear_use_gomp(void *parallel, void *thread_number, void *num_threads);
 /* How many bytes the calling thread's workspace holds, after releasing it if `release`. */
 int64_t einlinear_workspace(int release);
 
+/* Whether the factors are, bit for bit, those of a copy: one after the other. */
+int einlinear_has_factors(const CallArguments *arguments, const void *copy);
+
 /* y = W x + bias for rows of x, and its gradients. All return STATUS_*. */
 int einlinear_forward(const CallArguments *arguments);
 int einlinear_backward(const CallArguments *arguments);

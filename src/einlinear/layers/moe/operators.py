@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from einlinear.layers.cost import cheapest, cheapest_cached
+from einlinear.layers.cost import KNOWN_DEVICES, cheapest, cheapest_cached
 from einlinear.layers.engine import compiled
 from einlinear.layers.export.plain import is_exporting
 from einlinear.layers.moe import grouped
@@ -75,6 +75,8 @@ def expert_variant(plan: Plan, x_rd: Tensor, assignment: Assignment) -> str:
     fitting = fitting_variants(x_rd.device.type, x_rd.dtype)
     if "engine" in fitting:
         return "engine"
+    if x_rd.device.type not in KNOWN_DEVICES:
+        return "einsum"
     variants = tuple([variant for variant in fitting if variant != "dense"])
     if torch.compiler.is_compiling():  # nothing may depend on the number of tokens
         return cheapest(plan, 256, variants, True)

@@ -18,6 +18,7 @@ from threading import Thread
 from typing import Any
 
 from einlinear.errors import EinlinearError
+from einlinear.layers.memory import keep_memory_if_possible
 from einlinear.sweeps.executors.child import speak
 from einlinear.sweeps.job import Job
 from einlinear.sweeps.plan import PlanRequest
@@ -27,6 +28,7 @@ def main() -> None:
     """Run jobs until there are no more."""
     tell = speak()
     faulthandler.enable()
+    keep_memory_if_possible()
     requests: SimpleQueue[Job | PlanRequest] = SimpleQueue()
     Thread(target=_read, args=(requests,), daemon=True).start()
     # Torch takes seconds to load; the input may end meanwhile.
