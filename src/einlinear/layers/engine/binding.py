@@ -93,6 +93,12 @@ _FAILURES = {
         "it computes that gradient only if rows of x and of y are tokens",
         "sum the rows of the gradient of y",
     ),
+    EngineStatus.BAD_NET: (
+        "the engine was given layers that do not form a feed-forward net",
+        "it takes up and down, or gate, up and down: as many outputs as the next has inputs, one "
+        "dtype, as many tokens, and an activation that it knows",
+        "pass the layers in this order",
+    ),
 }
 
 
@@ -106,6 +112,13 @@ class _Library:
         for name in ("forward", "backward", "experts_forward", "experts_backward"):
             self.functions[name] = getattr(library, f"einlinear_{name}")
             self.functions[name].argtypes = [ctypes.POINTER(CallArguments)]
+        for name in ("feedforward_forward", "feedforward_backward"):
+            self.functions[name] = getattr(library, f"einlinear_{name}")
+            self.functions[name].argtypes = [
+                ctypes.POINTER(CallArguments),
+                ctypes.c_int64,
+                ctypes.c_int64,
+            ]
         self.target: Callable[[int], int] = library.einlinear_target
         self.workspace = library.einlinear_workspace
         self.workspace.restype = ctypes.c_int64
@@ -333,6 +346,14 @@ def set_array(
 def run_engine(name: str, arguments: CallArguments) -> None:
     """Call "forward", "backward", "experts_forward" or "experts_backward"."""
     code = _library().functions[name](arguments)
+    if code:
+        raise _failure(code)
+
+
+def run_net(name: str, layers: Sequence[CallArguments], activation: int) -> None:
+    """Call "feedforward_forward" or "feedforward_backward" with the arguments of each layer."""
+    together = (CallArguments * len(layers))(*layers)
+    code = _library().functions[name](together, len(layers), activation)
     if code:
         raise _failure(code)
 

@@ -90,7 +90,8 @@ def address_of(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> in
     return address
 
 
-def _factor_addresses(plan: Plan, factors: Sequence[Tensor], dtype: torch.dtype) -> list[int]:
+def factor_addresses(plan: Plan, factors: Sequence[Tensor], dtype: torch.dtype) -> list[int]:
+    """The addresses of the factors of a plan, after checking shapes, dtype and device."""
     shapes = binding.factor_shapes(plan)
     return [address_of(f, shape, dtype) for f, shape in zip(factors, shapes, strict=True)]
 
@@ -110,7 +111,7 @@ class Inference:
         # Weak references: do not keep parameters that the layer has replaced.
         self._known = [ref(tensor) for tensor in (factors if bias is None else [*factors, bias])]
         self._shapes = [*binding.factor_shapes(plan), (plan.d_out,)]
-        addresses = _factor_addresses(plan, factors, self.dtype)
+        addresses = factor_addresses(plan, factors, self.dtype)
         bias_at = 0 if bias is None else address_of(bias, (plan.d_out,), self.dtype)
         self._addresses = [*addresses, bias_at]
         self._arguments = binding.make_arguments(plan, DTYPES[self.dtype], addresses)
@@ -179,7 +180,7 @@ def compiled_forward(
         tokens,
         address_of(x_td, (tokens, plan.d_in), dtype),
         x_td.stride(0),
-        _factor_addresses(plan, factors, dtype),
+        factor_addresses(plan, factors, dtype),
         0 if bias is None else address_of(bias, (plan.d_out,), dtype),
         y_te.data_ptr(),
         plan.d_out,
@@ -217,7 +218,7 @@ def compiled_backward(
         tokens,
         0 if x_td is None else address_of(x_td, (tokens, plan.d_in), dtype),
         plan.d_in if x_td is None else x_td.stride(0),
-        _factor_addresses(plan, factors, dtype),
+        factor_addresses(plan, factors, dtype),
         address_of(grad_te, (tokens, plan.d_out), dtype),
         grad_te.stride(0),
         grad_x,

@@ -39,3 +39,13 @@ EXPORT int einlinear_experts_forward(const CallArguments *arguments) {
 EXPORT int einlinear_experts_backward(const CallArguments *arguments) {
     return run_experts_backward(arguments);
 }
+
+EXPORT int einlinear_feedforward_forward(const CallArguments *layers, int64_t count,
+                                         int64_t activation) {
+    return run_feedforward_forward(layers, count, activation);
+}
+
+EXPORT int einlinear_feedforward_backward(const CallArguments *layers, int64_t count,
+                                          int64_t activation) {
+    return run_feedforward_backward(layers, count, activation);
+}
