@@ -85,6 +85,7 @@ setup(
             sources=sorted(map(str, Path(FOLDER).glob("*.c"))),
             depends=sorted(map(str, Path(FOLDER).glob("*.h"))),
             extra_compile_args=FLAGS,
+            libraries=[] if os.name == "nt" else ["m"],
             extra_link_args=["-pthread"],
             optional=True,
         )

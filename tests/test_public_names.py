@@ -35,6 +35,8 @@ CONTRACT = [
     "moe",
     "lora",
     "upcycle_",
+    "fuse_",
+    "unfuse_",
     "adapt_",
     "merge_",
     "remove_adapters_",

@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     from einlinear.models.convert.heads import heads as heads
     from einlinear.models.convert.lora import lora as lora
     from einlinear.models.convert.upcycle import upcycle_ as upcycle_
+    from einlinear.models.fusing.fuse import fuse_ as fuse_
+    from einlinear.models.fusing.fuse import unfuse_ as unfuse_
+    from einlinear.models.fusing.fusion import Fusion as Fusion
     from einlinear.models.generate import generate as generate
     from einlinear.models.gpt import GPT as GPT
     from einlinear.models.mlp import MLP as MLP
@@ -182,6 +185,9 @@ _HOMES = {
     "save_adapters": "models.adapters.adapter_folder",
     "load_adapters_": "models.adapters.adapter_folder",
     "upcycle_": "models.convert.upcycle",
+    "Fusion": "models.fusing.fusion",
+    "fuse_": "models.fusing.fuse",
+    "unfuse_": "models.fusing.fuse",
     "lora": "models.convert.lora",
     "save": "models.saving.folder",
     "load": "models.saving.folder",

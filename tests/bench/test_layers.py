@@ -10,7 +10,14 @@ import einlinear as el
 from cases import STRUCTURES
 from einlinear.bench import layers as bench
 from einlinear.bench import peers
-from einlinear.bench.blocks import bench_stack, make_stack, stack_cases, step_flops, training_step
+from einlinear.bench.blocks import (
+    FUSED,
+    bench_stack,
+    make_stack,
+    stack_cases,
+    step_flops,
+    training_step,
+)
 from einlinear.bench.layers import LayerCase, bench_case, bench_cases
 from einlinear.bench.page import bench_page
 from einlinear.bench.plot import draw_speeds, speed_rows
@@ -24,7 +31,7 @@ from einlinear.bench.rows import (
 )
 from einlinear.cli.main import main
 from einlinear.errors import EinlinearError
-from einlinear.layers.engine import binding
+from einlinear.layers.engine import binding, compiled
 from einlinear.layers.measure import peak_memory
 from einlinear.layers.reference import einsum_steps
 from einlinear.layers.variants import VARIANTS
@@ -299,7 +306,8 @@ def stack():
 
 def test_a_stack_is_timed_against_the_dense_one(stack):
     cases = [(row.structure, row.variant, row.kind) for row in stack.rows]
-    structured = [(name, "layer", "stack") for name in ("btt", "low_rank")]
+    names = ("btt", "low_rank", "btt, fused", "low_rank, fused")
+    structured = [(name, "layer", "stack") for name in names]
     assert cases == [("dense", LINEAR, "baseline"), *structured]
     for row in stack.rows:
         assert (row.mode, row.width, row.tokens) == ("training, 2 blocks", 64, 256)
@@ -318,10 +326,16 @@ def test_the_limit_of_a_stack_counts_layers_and_attention(stack):
         return 2 * (linear + attention)
 
     for row in stack.rows:
-        assert step_flops(None if row.kind == "baseline" else row.structure, 64, 256, 2) == flops(
-            row.structure
-        )
-        assert row.limit == flops("dense") / flops(row.structure)
+        name = row.structure.removesuffix(FUSED)
+        assert step_flops(None if row.kind == "baseline" else name, 64, 256, 2) == flops(name)
+        assert row.limit == flops("dense") / flops(name)
+
+
+@pytest.mark.skipif(not compiled.IS_AVAILABLE, reason="the engine is not built")
+def test_fused_stacks_hold_less_memory(stack):
+    _, btt, low_rank, fused, fused_low_rank = stack.rows
+    assert fused.peak_bytes < btt.peak_bytes
+    assert fused_low_rank.peak_bytes < low_rank.peak_bytes
 
 
 def test_a_dense_step_holds_more_memory_than_its_gradients(stack):
@@ -357,7 +371,7 @@ def test_stacks_have_their_own_panel_and_table(result, stack, capsys, tmp_path, 
     assert "<h2>training, 2 blocks, width 64</h2>" in page
     figure = list(figures_of(page).values())[2]
     (bars,) = figure["data"]
-    assert figure["labels"] == ["btt", "low_rank"]
+    assert figure["labels"] == ["btt", "low_rank", "btt, fused", "low_rank, fused"]
     assert bars["y"] == [row.speed for row in stack.rows[1:]]
     assert figure["limits"] == [[k, row.limit] for k, row in enumerate(stack.rows[1:])]
     words = "bench --structures monarch --widths 64 --tokens 8 --repeats 1 --blocks 1 --out"
@@ -367,7 +381,7 @@ def test_stacks_have_their_own_panel_and_table(result, stack, capsys, tmp_path, 
     assert shown.out.count("tokens/s") == 1
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
     stacks = [row for row in rows if row["mode"] == "training, 1 block"]
-    assert [row["kind"] for row in stacks] == ["baseline", "stack"]
+    assert [row["kind"] for row in stacks] == ["baseline", "stack", "stack"]
     assert all(row["tokens_per_second"] > 0 for row in rows)
     main([*words.split(), str(tmp_path), "--compare", str(tmp_path / "bench.json")])
     lines = capsys.readouterr().out.partition("training, 1 block")[2].splitlines()

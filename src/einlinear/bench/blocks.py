@@ -9,18 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import gelu, mse_loss, scaled_dot_product_attention
+from torch.nn.functional import mse_loss, scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from einlinear.bench.rows import LINEAR, BenchResult, BenchRow, check_fits, timing_fields
 from einlinear.errors import EinlinearError
 from einlinear.layers.linear import EinsumLinear, situation
 from einlinear.layers.measure import interleaved, peak_memory
+from einlinear.models.fusing.fuse import fuse_
 from einlinear.structures.values import whole_number
 
 HEAD = 64
 SEQUENCE = 128
 DENSE = "dense"
+FUSED = ", fused"
 
 MakeLinear = Callable[[int, int], nn.Module]
 """A linear layer from the widths of its input and output."""
@@ -44,8 +46,7 @@ class StackBlock(nn.Module):
         self.qkv = linear(width, 3 * width)
         self.out = linear(width, width)
         self.mlp_norm = nn.LayerNorm(width)
-        self.up = linear(width, 4 * width)
-        self.down = linear(4 * width, width)
+        self.mlp = nn.Sequential(linear(width, 4 * width), nn.GELU(), linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to sequences of shape (batch, sequence, width)."""
@@ -53,16 +54,24 @@ class StackBlock(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        y: Tensor = x + self.down(gelu(self.up(self.mlp_norm(x))))
+        y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
 
 
-def make_stack(structure: str | None, width: int, num_blocks: int) -> nn.Sequential:
-    """Blocks with the structure in all their linear layers; None is nn.Linear."""
+def make_stack(
+    structure: str | None, width: int, num_blocks: int, *, fused: bool = False
+) -> nn.Sequential:
+    """Blocks with the structure in all their linear layers; None is nn.Linear.
+
+    fused: whether their feed-forward nets are computed in one pass.
+    """
     linear: MakeLinear = nn.Linear
     if structure is not None:
         linear = partial(EinsumLinear, structure=structure)
-    return nn.Sequential(*(StackBlock(width, linear) for _ in range(num_blocks)))
+    stack = nn.Sequential(*(StackBlock(width, linear) for _ in range(num_blocks)))
+    if fused:
+        fuse_(stack)
+    return stack
 
 
 def stack_cases(
@@ -94,34 +103,42 @@ def bench_stack(
     repeats: int = 9,
     on_progress: Callable[[str], None] | None = None,
 ) -> BenchResult:
-    """Time training steps of the stack with nn.Linear and with each structure, in turns."""
+    """Time training steps of the stack with nn.Linear and with each structure, in turns.
+
+    Stacks of each structure are timed as they are, and with fused feed-forward nets.
+    """
     structures, width, tokens, num_blocks = case
     repeats = whole_number(repeats, "repeats", 1)
-    names: dict[str, str | None] = {LINEAR: None, **{name: name for name in structures}}
+    stacks = {name: (name, False) for name in structures}
+    stacks |= {f"{name}{FUSED}": (name, True) for name in structures}
     torch.manual_seed(0)
     x, target = torch.randn(2, tokens // SEQUENCE, SEQUENCE, width, dtype=dtype)
-    steps = {
-        name: training_step(make_stack(structure, width, num_blocks).to(dtype), x, target)
-        for name, structure in names.items()
+    models = {LINEAR: make_stack(None, width, num_blocks)}
+    models |= {
+        label: make_stack(name, width, num_blocks, fused=fused)
+        for label, (name, fused) in stacks.items()
     }
+    steps = {label: training_step(model.to(dtype), x, target) for label, model in models.items()}
     times = interleaved(steps, repeats, on_progress=on_progress)
-    flops = {name: step_flops(s, width, tokens, num_blocks) for name, s in names.items()}
+    dense_flops = step_flops(None, width, tokens, num_blocks)
+    flops = {name: step_flops(name, width, tokens, num_blocks) for name in structures}
+    limits = {label: dense_flops / flops[name] for label, (name, _) in stacks.items()}
     rows = [
         BenchRow(
-            structure=structure or DENSE,
+            structure=DENSE if label == LINEAR else label,
             width=width,
             tokens=tokens,
             dtype=str(dtype).removeprefix("torch."),
             mode=f"training, {num_blocks} block{'s' * (num_blocks > 1)}",
-            variant="layer" if structure else LINEAR,
-            kind="stack" if structure else "baseline",
+            variant=LINEAR if label == LINEAR else "layer",
+            kind="baseline" if label == LINEAR else "stack",
             baseline=LINEAR,
             is_chosen=False,
-            limit=flops[LINEAR] / flops[name],
-            peak_bytes=peak_memory(steps[name]),
-            **timing_fields(times[LINEAR], times[name]),
+            limit=limits.get(label, 1.0),
+            peak_bytes=peak_memory(step),
+            **timing_fields(times[LINEAR], times[label]),
         )
-        for name, structure in names.items()
+        for label, step in steps.items()
     ]
     return BenchResult(tuple(rows), ())
 

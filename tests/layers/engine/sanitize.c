@@ -15,7 +15,8 @@
    places, and both are near those of the first run. Then several threads run cases at once, on the
    engine's own pool and on a pool passed to it, and so does a child after a fork.
 
-   Calls of many experts follow: see sanitize_experts.h. */
+   Calls of many experts follow, then of feed-forward nets: see sanitize_experts.h and
+   sanitize_feedforward.h. */
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -301,13 +302,15 @@ static int64_t next(FILE *file) {
 }
 
 #include "sanitize_experts.h"
+#include "sanitize_feedforward.h"
 
 /* ---- several callers at once ---- */
 
 typedef struct {
     const Case *cases;
     const ExpertCase *expert_cases;
-    long count, expert_count;
+    const NetCase *net_cases;
+    long count, expert_count, net_count;
 } Cases;
 
 typedef struct {
@@ -331,6 +334,13 @@ static void *call_all(void *argument) {
         ExpertResults a = run_experts_case(e, HEAP, 1 + at % 4), b = run_experts_case(e, AT_END, 2);
         compare_experts(e, &a, &b, 0);
         for_expert_results(&a, free_array), for_expert_results(&b, free_array);
+    }
+    for (long i = 0; i < all->net_count; i++) {
+        const long at = all->net_count * caller->number / CALLERS + i;
+        const NetCase *n = all->net_cases + at % all->net_count;
+        NetResults a = run_net_case(n, HEAP, 1 + at % 4), b = run_net_case(n, AT_END, 2);
+        compare_nets(n, &a, &b, 0);
+        for_net_results(&a, free_array), for_net_results(&b, free_array);
     }
     return 0;
 }
@@ -425,6 +435,8 @@ int main(int argc, char **argv) {
     }
     long expert_count;
     ExpertCase *expert_cases = read_expert_cases(file, &expert_count);
+    long net_count;
+    NetCase *net_cases = read_net_cases(file, &net_count);
     fclose(file);
     int targets = 0;
     for (long i = 0; i < count; i++) {
@@ -439,11 +451,15 @@ int main(int argc, char **argv) {
     }
     for (long i = 0; i < expert_count; i++)
         check_experts(expert_cases + i, is_short ? AT_END : PLACES);
+    for (long i = 0; i < net_count; i++) check_net(net_cases + i, is_short ? AT_END : PLACES);
     einlinear_target(-1);
-    const Cases all = {cases, expert_cases, count, expert_count};
-    const Cases third = {cases, expert_cases, (count + 2) / 3, (expert_count + 2) / 3};
-    const Cases few = {cases, expert_cases, count < 20 ? count : 20,
-                       expert_count < 10 ? expert_count : 10};
+    const Cases all = {cases, expert_cases, net_cases, count, expert_count, net_count};
+    Cases third = all, few = all;
+    third.count = (count + 2) / 3, third.expert_count = (expert_count + 2) / 3;
+    third.net_count = (net_count + 2) / 3;
+    few.count = count < 20 ? count : 20;
+    few.expert_count = expert_count < 10 ? expert_count : 10;
+    few.net_count = net_count < 10 ? net_count : 10;
     call_at_once(is_short ? &third : &all);
     if (!is_short) call_after_fork(&few);
     hand_in_pool();
@@ -451,6 +467,8 @@ int main(int argc, char **argv) {
     if (!is_short) call_after_fork(&few);
     for (long i = 0; i < count; i++) free(cases[i].program);
     free(cases), free_expert_cases(expert_cases, expert_count);
-    printf("%ld cases and %ld of experts on %d targets\n", count, expert_count, targets);
+    free_net_cases(net_cases, net_count);
+    printf("%ld cases, %ld of experts and %ld of nets on %d targets\n", count, expert_count,
+           net_count, targets);
     return 0;
 }

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import einlinear as el
 from einlinear.layers.engine import abi, flat
-from einlinear.layers.engine.abi import EngineDtype, ProgramHeader
+from einlinear.layers.engine.abi import Activation, EngineDtype, ProgramHeader
 from einlinear.structures.edges import all_edges
 
 HERE = Path(__file__).parent
@@ -146,10 +146,37 @@ def draw_expert_case(rng: random.Random) -> list[int]:
     return [*head, *sizes, *ends, *tokens, *numbers]
 
 
-def write_cases(path: Path, count: int, expert_count: int, seed: int = 0) -> None:
+def draw_net_case(rng: random.Random) -> list[int]:
+    """The numbers of a case of a feed-forward net as sanitize_feedforward.h reads them."""
+    d_in, hidden, d_out = (rng.choice([rng.randint(1, 40), rng.randint(1, 120)]) for _ in "xhy")
+    shapes = [(d_in, hidden)] * rng.randint(1, 2) + [(hidden, d_out)]
+    plans = [draw_plan_of(rng, *shape) for shape in shapes]
+    macs = sum(plan.macs for plan in plans)
+    tokens = rng.randint(1, int(min(70, max(4, 15e4 // macs)))) if rng.random() < 0.95 else 0
+    head = [rng.choice(list(EngineDtype)), tokens, rng.choice([0, 0, 1, 3, 8])]
+    head += [rng.randint(0, 1), rng.randint(0, 1), rng.choice([7, 7, 7, rng.randint(0, 7)])]
+    numbers = [*head, rng.choice(list(Activation)), len(plans)]
+    blocks = (rng.randint(1, 12), rng.randint(1, 12)) if rng.random() < 0.8 else None
+    for plan in plans:
+        program = list(flat.compile_program(plan, blocks).numbers)
+        program[ProgramHeader.MACS] = 10**9
+        numbers += [len(program), *program]
+    return numbers
+
+
+def draw_plan_of(rng: random.Random, d_in: int, d_out: int) -> el.Plan:
+    """A small plan of the given widths."""
+    while True:
+        plan = el.make_plan(draw_structure(rng), d_in, d_out)
+        if plan.macs < 60e3 and plan.inner_width < 4000:
+            return plan
+
+
+def write_cases(path: Path, count: int, expert_count: int, net_count: int, seed: int = 0) -> None:
     """A file of random cases, the same for the same seed."""
     numbers = array("q")
-    for draw, wanted in ((draw_case, count), (draw_expert_case, expert_count)):
+    draws = (draw_case, count), (draw_expert_case, expert_count), (draw_net_case, net_count)
+    for draw, wanted in draws:
         rng = random.Random(seed)
         numbers.append(wanted)
         for _ in range(wanted):
@@ -202,13 +229,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--expert-cases", type=int, default=45)
+    parser.add_argument("--net-cases", type=int, default=45)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arm", action="store_true", help="for ARM instead, under emulation")
     arguments = parser.parse_args()
     failures = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        counts = arguments.cases, arguments.expert_cases
+        counts = arguments.cases, arguments.expert_cases, arguments.net_cases
         write_cases(folder / "cases", *counts, arguments.seed)
         for name in ["arm"] if arguments.arm else SANITIZERS:
             prefix = [EMULATOR] if arguments.arm else find_prefix(name, folder)

@@ -5,7 +5,7 @@ import pytest
 from einlinear.layers.engine.abi import ProgramHeader
 from layers.engine import sanitize
 
-CASES, EXPERT_CASES = 30, 15
+CASES, EXPERT_CASES, NET_CASES = 30, 15, 15
 NAMES = [field.name.lower() for field in ProgramHeader]
 
 
@@ -15,11 +15,11 @@ def test_random_programs_under_sanitizers(name, tmp_path):
     prefix = sanitize.find_prefix(name, tmp_path)
     if isinstance(prefix, str):
         pytest.skip(prefix)
-    sanitize.write_cases(tmp_path / "cases", CASES, EXPERT_CASES, seed=1)
+    sanitize.write_cases(tmp_path / "cases", CASES, EXPERT_CASES, NET_CASES, seed=1)
     program = sanitize.build(name, tmp_path)
     done = sanitize.run(name, program, tmp_path / "cases", prefix, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert f"{CASES} cases and {EXPERT_CASES} of experts" in done.stdout
+    assert f"{CASES} cases, {EXPERT_CASES} of experts and {NET_CASES} of nets" in done.stdout
     assert not done.stderr
 
 
@@ -60,3 +60,14 @@ def test_cases_of_experts_are_of_all_kinds():
     assert kinds >= names | {("dtype", i) for i in range(3)} | {("only x", 1, 0)}
     assert kinds >= {(name, i) for name in ("norm", "weighted", "bias", "x") for i in (0, 1)}
     assert kinds >= {("rows", i, j) for i in (0, 1) for j in (0, 1)} | {("bias", 2)}
+
+
+def test_cases_of_nets_are_of_all_kinds():
+    """Every dtype and activation, with and without a gate, some without some gradients."""
+    rng = sanitize.random.Random(0)
+    cases = [sanitize.draw_net_case(rng) for _ in range(45)]
+    assert {case[0] for case in cases} == {0, 1, 2}
+    assert {case[6] for case in cases} == {0, 1, 2, 3}
+    assert {case[7] for case in cases} == {2, 3}
+    assert {bool(case[5] & 1) for case in cases} == {True, False}
+    assert {case[1] == 0 for case in cases} == {True, False}

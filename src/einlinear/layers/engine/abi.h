@@ -110,6 +110,14 @@ enum {
     TARGET_AVX512 = 2,
 };
 
+/* Activations of feed-forward nets; GELU_TANH is the approximation by tanh. */
+enum {
+    ACTIVATION_RELU = 0,
+    ACTIVATION_GELU = 1,
+    ACTIVATION_GELU_TANH = 2,
+    ACTIVATION_SILU = 3,
+};
+
 /* What a call returns: OK, or the one reason why it did nothing. */
 enum {
     STATUS_OK = 0,
@@ -125,11 +133,12 @@ enum {
     STATUS_EXPERT_ENDS = 10,
     STATUS_PAIR_TOKENS = 11,
     STATUS_BIAS_ROWS = 12,
+    STATUS_BAD_NET = 13,
 };
 
 /* Identifies this list. */
 enum {
-    ABI_FINGERPRINT = 1820864869,
+    ABI_FINGERPRINT = 2131038691,
 };
 
 /* The arguments of every call of the engine; fields that are not set are 0 or NULL. */

@@ -128,6 +128,15 @@ class Target(IntEnum):
     AVX512 = 2
 
 
+class Activation(IntEnum):
+    """Activations of feed-forward nets; GELU_TANH is the approximation by tanh."""
+
+    RELU = 0
+    GELU = 1
+    GELU_TANH = 2
+    SILU = 3
+
+
 class EngineStatus(IntEnum):
     """What a call returns: OK, or the one reason why it did nothing."""
 
@@ -144,6 +153,7 @@ class EngineStatus(IntEnum):
     EXPERT_ENDS = 10
     PAIR_TOKENS = 11
     BIAS_ROWS = 12
+    BAD_NET = 13
 
 
 # Field, its type in C, what it holds.
@@ -211,6 +221,7 @@ _PREFIXES: dict[str, type[IntEnum]] = {
     "BUFFER": RowBuffer,
     "DTYPE": EngineDtype,
     "TARGET": Target,
+    "ACTIVATION": Activation,
     "STATUS": EngineStatus,
 }
 

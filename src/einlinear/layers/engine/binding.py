@@ -93,6 +93,12 @@ _FAILURES = {
         "it computes that gradient only if rows of x and of y are tokens",
         "sum the rows of the gradient of y",
     ),
+    EngineStatus.BAD_NET: (
+        "the engine was given layers that do not form a feed-forward net",
+        "it takes up and down, or gate, up and down: as many outputs as the next has inputs, one "
+        "dtype, as many tokens, and an activation that it knows",
+        "pass the layers in this order",
+    ),
 }
 
 
@@ -108,6 +114,13 @@ class _Library:
             self.functions[name].argtypes = [ctypes.c_void_p]  # of POINTER, ctypes makes an object
         self.has_factors = library.einlinear_has_factors
         self.has_factors.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        for name in ("feedforward_forward", "feedforward_backward"):
+            self.functions[name] = getattr(library, f"einlinear_{name}")
+            self.functions[name].argtypes = [
+                ctypes.POINTER(CallArguments),
+                ctypes.c_int64,
+                ctypes.c_int64,
+            ]
         self.target: Callable[[int], int] = library.einlinear_target
         self.workspace = library.einlinear_workspace
         self.workspace.restype = ctypes.c_int64
@@ -348,6 +361,14 @@ def comparison(
     """
     copy = b"".join(map(ctypes.string_at, addresses, sizes))
     return partial(_library().has_factors, ctypes.addressof(arguments), copy)
+
+
+def run_net(name: str, layers: Sequence[CallArguments], activation: int) -> None:
+    """Call "feedforward_forward" or "feedforward_backward" with the arguments of each layer."""
+    together = (CallArguments * len(layers))(*layers)
+    code = _library().functions[name](together, len(layers), activation)
+    if code:
+        raise _failure(code)
 
 
 def call_forward(

@@ -127,7 +127,7 @@ static void unpoison_workers(const Call *call) {
    The buffer that a step reads and the one it writes start half a page apart, modulo a page. A
    processor assumes that a load depends on an earlier store if the lower 12 bits of their addresses
    agree, and waits for the store: that can halve the speed of a step. */
-int lay_out(Call *call, int needs_partial_sums) {
+size_t measure(Call *call, int needs_partial_sums) {
     const int64_t *program = call->program, *sizes = sizes_of(call);
     const long steps = program[HEADER_STEPS], rows = program[HEADER_ROW_BUFFERS];
     size_t shared = round_up(call->shared_prefix), own = 0, pieces = 0;
@@ -139,13 +139,14 @@ int lay_out(Call *call, int needs_partial_sums) {
         if (call->is_backward) *place += round_up((size_t)(sizes[steps + s] * call->size));
         pieces += (size_t)num_pieces(sizes[s]);
     }
-    const size_t at_bias = shared;
     const size_t bias_bytes = (size_t)(program[HEADER_D_OUT_PADDED] * call->size);
     const int pads_bias = program[HEADER_D_OUT] != program[HEADER_D_OUT_PADDED];
     const int stages_bias = call->bias && (call->is_bfloat16 || pads_bias);
+    call->at_bias = stages_bias ? (int64_t)shared : -1;
     if (stages_bias) shared += round_up(bias_bytes);
-    const size_t at_partial = shared;
-    if (needs_partial_sums) shared += round_up(pieces * sizeof(double));
+    call->at_partial = needs_partial_sums ? (int64_t)shared : -1;
+    call->partial_bytes = (int64_t)(pieces * sizeof(double));
+    if (needs_partial_sums) shared += round_up((size_t)call->partial_bytes);
     own = round_to_page(own);
     const size_t phase = call->stage_x ? 0 : (size_t)call->x & (PAGE / 2 - 64);
     for (long b = 0; b < rows; b++) {
@@ -170,25 +171,35 @@ int lay_out(Call *call, int needs_partial_sums) {
     own += round_to_page((size_t)(program[HEADER_SCRATCH] * call->block * call->size)) + PAGE;
     call->at_bias_sum = (int64_t)own;
     if (call->gbias) own += round_up(bias_bytes);
-    own = round_to_page(own);
-    shared = round_to_page(shared);
-    char *memory = reserve_arena(shared + own * (size_t)call->workers);
-    if (!memory) return 0;
+    call->per_worker = round_to_page(own);
+    call->shared_bytes = (int64_t)round_to_page(shared);
+    return (size_t)call->shared_bytes + call->per_worker * (size_t)call->workers;
+}
+
+void place_at(Call *call, char *memory) {
+    const int64_t *program = call->program;
     call->shared = unpoisoned(memory, call->shared_prefix);
     if (!call->is_grouped) locate_weights(call, memory);
     call->epilogue.bias = call->bias;
-    if (stages_bias) {
-        char *bias = unpoisoned(memory + at_bias, bias_bytes);
+    if (call->at_bias >= 0) {
+        char *bias =
+            unpoisoned(memory + call->at_bias, (size_t)(program[HEADER_D_OUT_PADDED] * call->size));
         call->kernels->stage_in(call->bias, 0, program[HEADER_D_OUT], bias, 0,
                                 program[HEADER_D_OUT_PADDED], 1, call->is_bfloat16);
         call->epilogue.bias = bias;
     }
-    call->partial =
-        needs_partial_sums ? (double *)unpoisoned(memory + at_partial, pieces * sizeof(double)) : 0;
-    call->memory = memory + shared;
-    call->per_worker = own;
+    call->partial = 0;
+    if (call->at_partial >= 0)
+        call->partial =
+            (double *)unpoisoned(memory + call->at_partial, (size_t)call->partial_bytes);
+    call->memory = memory + call->shared_bytes;
     unpoison_workers(call);
-    return 1;
+}
+
+int lay_out(Call *call, int needs_partial_sums) {
+    char *memory = reserve_arena(measure(call, needs_partial_sums));
+    if (memory) place_at(call, memory);
+    return memory != 0;
 }
 
 /* Tensors of more than 32 MB are fresh memory at every call, and page faults on pages of 4 KB would

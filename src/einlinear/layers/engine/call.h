@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "arena.h"
 #include "targets.h"
 
 typedef struct {
@@ -17,6 +18,7 @@ typedef struct {
     long size, outer_size; /* bytes of a number: inside the engine, in the caller's arrays */
     int is_bfloat16, workers, is_backward;
     int is_grouped;       /* a call of experts */
+    int has_inner;        /* a backward pass whose intermediates are in the workspace already */
     size_t shared_prefix; /* bytes to reserve at the start of the shared memory */
     const void *x, *gy;
     void *y, *gx;
@@ -33,7 +35,9 @@ typedef struct {
     int64_t at_row[MAX_BUFFERS]; /* offsets of row buffers in a worker's memory */
     int64_t at_sum[MAX_STEPS], at_bias_sum, at_scratch;
     int64_t at_weights[MAX_STEPS],
-        at_transposed[MAX_STEPS];         /* in shared memory; experts: worker's */
+        at_transposed[MAX_STEPS]; /* in shared memory; experts: worker's */
+    int64_t at_bias, at_partial;  /* in shared memory; -1 if not needed */
+    int64_t shared_bytes, partial_bytes;
     int64_t at_split[MAX_STEPS], at_line; /* experts only */
     char *shared;
     char *memory; /* of the first worker */
@@ -65,6 +69,11 @@ int choose_workers(const Call *call, long threads);
 /* Reserve the workspace and place all buffers in it. Returns 0 if there is no memory. */
 int lay_out(Call *call, int needs_partial_sums);
 
+/* The same in two parts, for calls that share a workspace: find all offsets, and return how many bytes
+   the call needs, in whole pages; then place the buffers in that memory. */
+size_t measure(Call *call, int needs_partial_sums);
+void place_at(Call *call, char *memory);
+
 /* Find the factors to compute with, given the memory they were placed in. */
 void locate_weights(Call *call, char *memory);
 
@@ -91,6 +100,27 @@ void run_operations(const Call *call, char *memory, long tokens, int is_first, v
 
 /* Add up the workers' sums of the gradient of the bias. */
 void collect_bias(const Call *call);
+
+/* Gradients of no tokens are zero. */
+void clear_gradients(const Call *call);
+
+/* Before the first block of a pass: convert or transpose the factors, and set the epilogue. */
+void prepare_forward(Call *call, const CallArguments *arguments);
+void prepare_backward(Call *call, const CallArguments *arguments);
+
+/* After the last block of a backward pass: write the gradients of factors and bias. */
+void finish_backward(Call *call, const CallArguments *arguments);
+
+/* Whether to copy rows for a backward pass: a weight gradient reads columns, and rows a power of two
+   apart would share a few cache sets. */
+static inline int is_aliased(const Call *call, long row) {
+    return row * call->size % (PAGE / 4) == 0;
+}
+
+/* ---- feedforward.c: layers and an activation between them ---- */
+
+int run_feedforward_forward(const CallArguments *layers, int64_t count, int64_t activation);
+int run_feedforward_backward(const CallArguments *layers, int64_t count, int64_t activation);
 
 /* ---- experts.c ---- */
 

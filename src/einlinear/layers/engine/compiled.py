@@ -101,7 +101,8 @@ def address_of(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> in
     return address
 
 
-def _factor_addresses(plan: Plan, factors: Sequence[Tensor], dtype: torch.dtype) -> list[int]:
+def factor_addresses(plan: Plan, factors: Sequence[Tensor], dtype: torch.dtype) -> list[int]:
+    """The addresses of the factors of a plan, after checking shapes, dtype and device."""
     shapes = binding.factor_shapes(plan)
     return [address_of(f, shape, dtype) for f, shape in zip(factors, shapes, strict=True)]
 
@@ -136,7 +137,7 @@ class LayerCall:
     ):
         self.plan, self.stds = plan, stds
         self.dtype, self.d_in, self.d_out = factors[0].dtype, plan.d_in, plan.d_out
-        addresses = _factor_addresses(plan, factors, self.dtype)
+        addresses = factor_addresses(plan, factors, self.dtype)
         bias_at = 0 if bias is None else address_of(bias, (plan.d_out,), self.dtype)
         self.factors = _Known(factors)
         self._all = self.factors if bias is None else _Known([*factors, bias])

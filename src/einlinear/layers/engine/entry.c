@@ -54,3 +54,13 @@ EXPORT int einlinear_has_factors(const CallArguments *arguments, const void *cop
     }
     return 1;
 }
+
+EXPORT int einlinear_feedforward_forward(const CallArguments *layers, int64_t count,
+                                         int64_t activation) {
+    return run_feedforward_forward(layers, count, activation);
+}
+
+EXPORT int einlinear_feedforward_backward(const CallArguments *layers, int64_t count,
+                                          int64_t activation) {
+    return run_feedforward_backward(layers, count, activation);
+}

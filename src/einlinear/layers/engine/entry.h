@@ -35,4 +35,9 @@ int einlinear_backward(const CallArguments *arguments);
 int einlinear_experts_forward(const CallArguments *arguments);
 int einlinear_experts_backward(const CallArguments *arguments);
 
+/* Feed-forward nets: an array of layers, up and down, or gate, up and down, with an activation
+   (ACTIVATION_*) between them. The first has x and grad_x, the last y and grad_y. */
+int einlinear_feedforward_forward(const CallArguments *layers, int64_t count, int64_t activation);
+int einlinear_feedforward_backward(const CallArguments *layers, int64_t count, int64_t activation);
+
 #endif

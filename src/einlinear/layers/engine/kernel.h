@@ -428,9 +428,12 @@ static TARGET void NAME(copy)(const int64_t *op, long first, long last, const vo
     }
 }
 
-static const Kernels NAME(kernels) = {NAME(multiply), NAME(stage_in),  NAME(stage_out),
-                                      NAME(add_rows), NAME(dot),       NAME(adjust),
-                                      NAME(copy),     NAME(stage_row), NAME(combine)};
+#include "activation.h"
+
+static const Kernels NAME(kernels) = {NAME(multiply), NAME(stage_in),     NAME(stage_out),
+                                      NAME(add_rows), NAME(dot),          NAME(adjust),
+                                      NAME(copy),     NAME(stage_row),    NAME(combine),
+                                      NAME(activate), NAME(multiply_rows)};
 
 #undef REAL
 #undef VEC

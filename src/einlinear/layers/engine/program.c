@@ -27,6 +27,7 @@ static int is_needed(const Call *call, const int64_t *op) {
             if (call->gradients[s]) return 1;
         return 0;
     }
+    if (call->has_inner) return 0;
     for (long s = step + 1; s < steps; s++)
         if (call->gradients[s]) return 1;
     return !call->is_backward;
@@ -254,32 +255,35 @@ static double find_scales(const Call *call, const double *stds, double *scales) 
     return product;
 }
 
+void prepare_forward(Call *call, const CallArguments *arguments) {
+    const double *stds = arguments->stds;
+    double unread[MAX_STEPS], *scales = arguments->scales;
+    const int is_known = arguments->scales_known != 0, finds_scales = stds && !is_known;
+    if (call->is_bfloat16 || finds_scales) run_parallel(prepare_share, call, call->workers);
+    if (finds_scales) {
+        call->epilogue.scale = find_scales(call, stds, scales ? scales : unread);
+    } else if (scales && is_known) {
+        for (long s = 0; s < call->program[HEADER_STEPS]; s++) call->epilogue.scale *= scales[s];
+    }
+    call->epilogue.is_wanted = call->epilogue.bias != 0 || stds != 0 || scales != 0;
+}
+
 int run_layer_forward(const CallArguments *arguments) {
     Call call;
     const int status = start_call(&call, arguments, 0);
     if (status || call.tokens <= 0) return status;
     if (!call.x) return STATUS_NO_INPUT;
-    const int64_t *program = call.program;
-    const double *stds = arguments->stds;
-    double unread[MAX_STEPS], *scales = arguments->scales;
-    const int is_known = arguments->scales_known != 0, finds_scales = stds && !is_known;
-    call.block = program[HEADER_BLOCK] < call.tokens ? program[HEADER_BLOCK] : call.tokens;
+    const int64_t block = call.program[HEADER_BLOCK];
+    call.block = block < call.tokens ? block : call.tokens;
     request_large_pages(call.y, call.y_row, &call);
     call.workers = choose_workers(&call, arguments->threads);
-    if (!lay_out(&call, finds_scales)) return STATUS_NO_MEMORY;
-    if (call.is_bfloat16 || finds_scales) run_parallel(prepare_share, &call, call.workers);
-    if (finds_scales) {
-        call.epilogue.scale = find_scales(&call, stds, scales ? scales : unread);
-    } else if (scales && is_known) {
-        for (long s = 0; s < program[HEADER_STEPS]; s++) call.epilogue.scale *= scales[s];
-    }
-    call.epilogue.is_wanted = call.epilogue.bias != 0 || stds != 0 || scales != 0;
+    if (!lay_out(&call, arguments->stds && !arguments->scales_known)) return STATUS_NO_MEMORY;
+    prepare_forward(&call, arguments);
     run_parallel(run_share, &call, call.workers);
     return STATUS_OK;
 }
 
-/* Gradients of no tokens are zero. */
-static void clear_gradients(const Call *call) {
+void clear_gradients(const Call *call) {
     for (long s = 0; s < call->program[HEADER_STEPS]; s++)
         if (call->gradients[s])
             memset(call->gradients[s], 0, (size_t)(call->outer_size * sizes_of(call)[s]));
@@ -287,33 +291,40 @@ static void clear_gradients(const Call *call) {
         memset(call->gbias, 0, (size_t)(call->outer_size * call->program[HEADER_D_OUT]));
 }
 
+void prepare_backward(Call *call, const CallArguments *arguments) {
+    const double *scales = arguments->scales;
+    call->epilogue.is_wanted = scales != 0;
+    for (long s = 0; scales && s < call->program[HEADER_STEPS]; s++)
+        call->epilogue.scale *= scales[s];
+    run_parallel(prepare_share, call, call->workers);
+}
+
+void finish_backward(Call *call, const CallArguments *arguments) {
+    run_parallel(collect_share, call, call->workers);
+    if (arguments->scales) normalise_gradients(call, arguments->stds, arguments->scales);
+    if (call->gbias) collect_bias(call);
+}
+
 int run_layer_backward(const CallArguments *arguments) {
     Call call;
     const int status = start_call(&call, arguments, 1);
     if (status) return status;
-    const int64_t *program = call.program, steps = program[HEADER_STEPS];
-    const double *stds = arguments->stds, *scales = arguments->scales;
-    if (scales && call.is_bfloat16) return STATUS_BFLOAT16_NORM;
+    if (arguments->scales && call.is_bfloat16) return STATUS_BFLOAT16_NORM;
     if (call.tokens <= 0) {
         clear_gradients(&call);
         return STATUS_OK;
     }
     if (!call.x && smallest_wanted(&call) >= 0) return STATUS_NO_INPUT;
-    call.block = program[HEADER_CHUNK] < call.tokens ? program[HEADER_CHUNK] : call.tokens;
+    const int64_t chunk = call.program[HEADER_CHUNK];
+    call.block = chunk < call.tokens ? chunk : call.tokens;
     request_large_pages(call.gx, call.gx_row, &call);
     call.workers = choose_workers(&call, arguments->threads);
-    /* A weight gradient reads columns, and rows a power of two apart would share a few cache sets:
-       copy such rows to rows at another distance. */
-    call.stage_x |= call.x_row * call.size % (PAGE / 4) == 0;
-    call.stage_gy |= call.gy_row * call.size % (PAGE / 4) == 0;
+    call.stage_x |= is_aliased(&call, call.x_row);
+    call.stage_gy |= is_aliased(&call, call.gy_row);
     if (!call.x) call.stage_x = 0;
-    if (!lay_out(&call, scales != 0)) return STATUS_NO_MEMORY;
-    call.epilogue.is_wanted = scales != 0;
-    for (long s = 0; scales && s < steps; s++) call.epilogue.scale *= scales[s];
-    run_parallel(prepare_share, &call, call.workers);
+    if (!lay_out(&call, arguments->scales != 0)) return STATUS_NO_MEMORY;
+    prepare_backward(&call, arguments);
     run_parallel(run_share, &call, call.workers);
-    run_parallel(collect_share, &call, call.workers);
-    if (scales) normalise_gradients(&call, stds, scales);
-    if (call.gbias) collect_bias(&call);
+    finish_backward(&call, arguments);
     return STATUS_OK;
 }

@@ -2,6 +2,7 @@
 
 #include "targets.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 

@@ -42,6 +42,12 @@ typedef struct {
     /* to[i] = start[i] (0 if NULL) + the sum of weights[j] * rows[j][i] */
     void (*combine)(void *to, const void *start, const void *const *rows, const double *weights,
                     long terms, long width);
+    /* a = activation(h), times g unless NULL, in rows of hidden numbers, zeros after `width`. If
+       slopes are wanted, h and g become the derivatives of a; if not, a may be h. */
+    void (*activate)(int64_t activation, int wants_slopes, void *h, void *g, void *a, long width,
+                     long row, long tokens);
+    /* to[i] *= by[i] in such rows */
+    void (*multiply_rows)(void *to, const void *by, long width, long row, long tokens);
 } Kernels;
 
 /* Use a target (TARGET_*), or the best one that this processor supports (-1). Returns the target in
