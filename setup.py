@@ -85,7 +85,7 @@ setup(
             sources=sorted(map(str, Path(FOLDER).glob("*.c"))),
             depends=sorted(map(str, Path(FOLDER).glob("*.h"))),
             extra_compile_args=FLAGS,
-            extra_link_args=["-pthread"],
+            extra_link_args=["-pthread", "-lm"],
             optional=True,
         )
     ],

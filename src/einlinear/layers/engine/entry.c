@@ -4,13 +4,16 @@
 
 #include "arena.h"
 #include "call.h"
+#include "gate.h"
 #include "pool.h"
 #include "targets.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
 EXPORT int einlinear_abi_fingerprint(void) { return ABI_FINGERPRINT; }
-EXPORT int einlinear_sizeof_arguments(void) { return (int)sizeof(CallArguments); }
+EXPORT int einlinear_sizeof_arguments(void) {
+    return (int)(sizeof(CallArguments) + sizeof(GateArguments));
+}
 
 EXPORT int einlinear_target(int target) { return choose_target(target); }
 EXPORT int einlinear_has_neon(void) { return has_neon(); }
@@ -38,4 +41,12 @@ EXPORT int einlinear_experts_forward(const CallArguments *arguments) {
 
 EXPORT int einlinear_experts_backward(const CallArguments *arguments) {
     return run_experts_backward(arguments);
+}
+
+EXPORT int einlinear_gate_forward(const GateArguments *arguments) {
+    return run_gate_forward(arguments);
+}
+
+EXPORT int einlinear_gate_backward(const GateArguments *arguments) {
+    return run_gate_backward(arguments);
 }

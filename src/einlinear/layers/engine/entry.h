@@ -32,4 +32,9 @@ int einlinear_backward(const CallArguments *arguments);
 int einlinear_experts_forward(const CallArguments *arguments);
 int einlinear_experts_backward(const CallArguments *arguments);
 
+/* The experts of every token, and the gradients of a gate. Forward, STATUS_TIED_LOGITS says that equal
+   logits decide: then only the logits are written. */
+int einlinear_gate_forward(const GateArguments *arguments);
+int einlinear_gate_backward(const GateArguments *arguments);
+
 #endif
