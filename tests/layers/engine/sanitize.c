@@ -15,7 +15,7 @@
    places, and both are near those of the first run. Then several threads run cases at once, on the
    engine's own pool and on a pool passed to it, and so does a child after a fork.
 
-   Calls of many experts follow: see sanitize_experts.h. */
+   Calls of many experts and of gates follow: see sanitize_experts.h and sanitize_gate.h. */
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -301,6 +301,7 @@ static int64_t next(FILE *file) {
 }
 
 #include "sanitize_experts.h"
+#include "sanitize_gate.h"
 
 /* ---- several callers at once ---- */
 
@@ -439,6 +440,7 @@ int main(int argc, char **argv) {
     }
     for (long i = 0; i < expert_count; i++)
         check_experts(expert_cases + i, is_short ? AT_END : PLACES);
+    check_gates(is_short ? AT_END : PLACES);
     einlinear_target(-1);
     const Cases all = {cases, expert_cases, count, expert_count};
     const Cases third = {cases, expert_cases, (count + 2) / 3, (expert_count + 2) / 3};
