@@ -15,8 +15,8 @@
    places, and both are near those of the first run. Then several threads run cases at once, on the
    engine's own pool and on a pool passed to it, and so does a child after a fork.
 
-   Calls of many experts follow, then of feed-forward nets: see sanitize_experts.h and
-   sanitize_feedforward.h. */
+   Calls of many experts, of gates and of feed-forward nets follow: see sanitize_experts.h,
+   sanitize_gate.h and sanitize_feedforward.h. */
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -303,6 +303,7 @@ static int64_t next(FILE *file) {
 
 #include "sanitize_experts.h"
 #include "sanitize_feedforward.h"
+#include "sanitize_gate.h"
 
 /* ---- several callers at once ---- */
 
@@ -452,6 +453,7 @@ int main(int argc, char **argv) {
     for (long i = 0; i < expert_count; i++)
         check_experts(expert_cases + i, is_short ? AT_END : PLACES);
     for (long i = 0; i < net_count; i++) check_net(net_cases + i, is_short ? AT_END : PLACES);
+    check_gates(is_short ? AT_END : PLACES);
     einlinear_target(-1);
     const Cases all = {cases, expert_cases, net_cases, count, expert_count, net_count};
     Cases third = all, few = all;

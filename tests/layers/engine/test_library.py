@@ -276,7 +276,7 @@ def test_the_header_is_written_from_the_list():
         ("GY = 2", "GY = 9", "built from another version (ABI "),
         ('("bias", "const void *"', '("bias", "int64_t "', "built from another version (ABI "),
         ('("y_row", "int64_t "', '("y_step", "int64_t "', "built from another version (ABI "),
-        ("ctypes.c_int64 if", "ctypes.c_int32 if", "call struct has "),
+        ("ctypes.c_int64 if", "ctypes.c_int32 if", "call structs have "),
     ],
     ids=["constant", "type of a field", "name of a field", "size of a field"],
 )

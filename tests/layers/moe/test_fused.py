@@ -15,10 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import einlinear as el
 from cases import STRUCTURES
+from einlinear.layers.engine import binding
 from einlinear.layers.moe import fused, routing
 from einlinear.layers.moe import layers as moe
 from layers.moe.test_layers import assert_same, make
 
+pytestmark = pytest.mark.skipif(not binding.is_available(), reason=binding.status())
 X = torch.randn(31, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 

@@ -1,5 +1,5 @@
-/* The constants and the call struct that C and Python share. To change this file, edit
-   abi.py and run `python -m einlinear.layers.engine.abi`. */
+/* The constants and structs of arguments that C and Python share. To change this file,
+   edit abi.py and run `python -m einlinear.layers.engine.abi`. */
 
 #ifndef EINLINEAR_ABI_H
 #define EINLINEAR_ABI_H
@@ -134,14 +134,16 @@ enum {
     STATUS_PAIR_TOKENS = 11,
     STATUS_BIAS_ROWS = 12,
     STATUS_BAD_NET = 13,
+    STATUS_TIED_LOGITS = 14,
+    STATUS_ACTIVE_COUNT = 15,
 };
 
 /* Identifies this list. */
 enum {
-    ABI_FINGERPRINT = 2131038691,
+    ABI_FINGERPRINT = 1242532882,
 };
 
-/* The arguments of every call of the engine; fields that are not set are 0 or NULL. */
+/* The arguments of every call of a program; fields that are not set are 0 or NULL. */
 typedef struct {
     /* flat program */
     const int64_t *program;
@@ -192,5 +194,47 @@ typedef struct {
     /* nonzero: y has one row per token, else one per pair */
     int64_t y_by_token;
 } CallArguments;
+
+/* The arguments of every call of a gate; fields that are not set are 0 or NULL. */
+typedef struct {
+    /* DTYPE_FLOAT32 or DTYPE_FLOAT64 */
+    int64_t dtype;
+    /* number of tokens */
+    int64_t tokens;
+    /* numbers of a row of x */
+    int64_t width;
+    int64_t num_experts;
+    /* how many experts each token uses */
+    int64_t num_active;
+    /* most threads to use */
+    int64_t threads;
+    /* rows of input */
+    const void *x;
+    /* distance between rows, in numbers */
+    int64_t x_row;
+    /* one row of weights per expert, as x */
+    const void *gate;
+    /* written forward: one row per token, one number per expert */
+    void *logits;
+    /* written forward: the active experts of each token, the best first */
+    int64_t *chosen;
+    /* written forward: where each pair is in `chosen` */
+    int64_t *pair_order;
+    /* written forward, read backward: as in the call of experts */
+    int64_t *pair_tokens;
+    /* so are this */
+    int64_t *expert_ends;
+    /* and this */
+    void *pair_weights;
+    /* from here on for backward calls */
+    const void *grad_pair_weights;
+    /* to be added to what comes from the weights; or NULL */
+    const void *grad_logits;
+    /* the share of the gate is added to it; NULL: not wanted */
+    void *grad_x;
+    int64_t grad_x_row;
+    /* NULL: not wanted */
+    void *grad_gate;
+} GateArguments;
 
 #endif

@@ -1,8 +1,8 @@
-"""The constants and the call struct that Python and the C engine share: the only list of them.
+"""The constants and structs of arguments that Python and the C engine share: the only list of them.
 
 `abi.h` is this list in C. After a change, rewrite it by `python -m einlinear.layers.engine.abi`;
 a test fails while the two differ. At load time, `binding` compares the fingerprint of the list and
-the size of the struct with those the library was compiled with, and rejects another library.
+the sizes of the structs with those the library was compiled with, and rejects another library.
 
 Why Python holds the list: flat programs are compiled without the library and without a C compiler,
 and mypy checks the names. Why the header is kept in the repository: building the engine then
@@ -154,10 +154,12 @@ class EngineStatus(IntEnum):
     PAIR_TOKENS = 11
     BIAS_ROWS = 12
     BAD_NET = 13
+    TIED_LOGITS = 14
+    ACTIVE_COUNT = 15
 
 
 # Field, its type in C, what it holds.
-_FIELDS = (
+_CALL_FIELDS = (
     ("program", "const int64_t *", "flat program"),
     ("dtype", "int64_t ", "one of DTYPE_*"),
     ("tokens", "int64_t ", "number of tokens"),
@@ -190,16 +192,51 @@ _FIELDS = (
     ("x_by_token", "int64_t ", "nonzero: x has one row per token, else one per pair"),
     ("y_by_token", "int64_t ", "nonzero: y has one row per token, else one per pair"),
 )
+_GATE_FIELDS = (
+    ("dtype", "int64_t ", "DTYPE_FLOAT32 or DTYPE_FLOAT64"),
+    ("tokens", "int64_t ", "number of tokens"),
+    ("width", "int64_t ", "numbers of a row of x"),
+    ("num_experts", "int64_t ", ""),
+    ("num_active", "int64_t ", "how many experts each token uses"),
+    ("threads", "int64_t ", "most threads to use"),
+    ("x", "const void *", "rows of input"),
+    ("x_row", "int64_t ", "distance between rows, in numbers"),
+    ("gate", "const void *", "one row of weights per expert, as x"),
+    ("logits", "void *", "written forward: one row per token, one number per expert"),
+    ("chosen", "int64_t *", "written forward: the active experts of each token, the best first"),
+    ("pair_order", "int64_t *", "written forward: where each pair is in `chosen`"),
+    ("pair_tokens", "int64_t *", "written forward, read backward: as in the call of experts"),
+    ("expert_ends", "int64_t *", "so are this"),
+    ("pair_weights", "void *", "and this"),
+    ("grad_pair_weights", "const void *", "from here on for backward calls"),
+    ("grad_logits", "const void *", "to be added to what comes from the weights; or NULL"),
+    ("grad_x", "void *", "the share of the gate is added to it; NULL: not wanted"),
+    ("grad_x_row", "int64_t ", ""),
+    ("grad_gate", "void *", "NULL: not wanted"),
+)
+
+
+def _ctypes_of(fields: tuple[tuple[str, str, str], ...]) -> list[tuple[str, type]]:
+    """Addresses are plain integers: unlike c_void_p, c_size_t does not take None for 0."""
+    return [
+        (name, ctypes.c_int64 if c_type == "int64_t " else ctypes.c_size_t)
+        for name, c_type, _ in fields
+    ]
 
 
 class CallArguments(ctypes.Structure):
-    """The arguments of every call of the engine; fields that are not set are 0 or NULL."""
+    """The arguments of every call of a program; fields that are not set are 0 or NULL."""
 
-    # Addresses are plain integers: unlike c_void_p, c_size_t does not take None for 0.
-    _fields_ = [
-        (name, ctypes.c_int64 if c_type == "int64_t " else ctypes.c_size_t)
-        for name, c_type, _ in _FIELDS
-    ]
+    _fields_ = _ctypes_of(_CALL_FIELDS)
+
+
+class GateArguments(ctypes.Structure):
+    """The arguments of every call of a gate; fields that are not set are 0 or NULL."""
+
+    _fields_ = _ctypes_of(_GATE_FIELDS)
+
+
+_STRUCTS = {CallArguments: _CALL_FIELDS, GateArguments: _GATE_FIELDS}
 
 
 _CONSTANTS = {
@@ -238,15 +275,15 @@ def _enums() -> list[tuple[str, dict[str, int]]]:
 def abi_fingerprint() -> int:
     """A number that differs, almost surely, between two lists; the library has its own."""
     values = [names for _, names in _enums()]
-    fields = [(name, c_type) for name, c_type, _ in _FIELDS]
+    fields = [(name, c_type) for name, c_type, _ in (*_CALL_FIELDS, *_GATE_FIELDS)]
     return crc32(repr((values, fields)).encode()) & 0x7FFFFFFF
 
 
 def header_text() -> str:
     """The list as a C header."""
     lines = [
-        "/* The constants and the call struct that C and Python share. To change this file, edit",
-        "   abi.py and run `python -m einlinear.layers.engine.abi`. */",
+        "/* The constants and structs of arguments that C and Python share. To change this file,",
+        "   edit abi.py and run `python -m einlinear.layers.engine.abi`. */",
         "",
         "#ifndef EINLINEAR_ABI_H",
         "#define EINLINEAR_ABI_H",
@@ -259,11 +296,13 @@ def header_text() -> str:
     ):
         members = [f"    {name} = {value}," for name, value in names.items()]
         lines += ["", f"/* {comment} */", "enum {", *members, "};"]
-    lines += ["", f"/* {CallArguments.__doc__} */", "typedef struct {"]
-    for name, c_type, comment in _FIELDS:
-        lines += [f"    /* {comment} */"] if comment else []
-        lines += [f"    {c_type}{name};"]
-    return "\n".join([*lines, "} CallArguments;", "", "#endif", ""])
+    for struct, fields in _STRUCTS.items():
+        lines += ["", f"/* {struct.__doc__} */", "typedef struct {"]
+        for name, c_type, comment in fields:
+            lines += [f"    /* {comment} */"] if comment else []
+            lines += [f"    {c_type}{name};"]
+        lines += [f"}} {struct.__name__};"]
+    return "\n".join([*lines, "", "#endif", ""])
 
 
 if __name__ == "__main__":

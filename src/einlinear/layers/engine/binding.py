@@ -26,6 +26,7 @@ from einlinear.layers.engine.abi import (
     CallArguments,
     EngineDtype,
     EngineStatus,
+    GateArguments,
     Target,
     abi_fingerprint,
 )
@@ -33,7 +34,7 @@ from einlinear.layers.engine.flat import compile_program
 from einlinear.structures.plan import Plan
 
 TARGETS: tuple[str, ...] = tuple(target.name.lower() for target in Target)
-_DTYPES = {dtype.name.lower(): int(dtype) for dtype in EngineDtype}
+DTYPE_CODES = {dtype.name.lower(): int(dtype) for dtype in EngineDtype}
 _ADDRESS = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "L"  # typecode of an array
 _BAD_TYPES = (KeyError, OverflowError, TypeError)
 _SUFFIXES = (".so", ".pyd", ".dylib")
@@ -59,7 +60,7 @@ _FAILURES = {
     ),
     EngineStatus.UNKNOWN_DTYPE: (
         "the engine was given an unknown dtype",
-        f"dtypes are {', '.join(_DTYPES)}",
+        f"dtypes are {', '.join(DTYPE_CODES)}",
         _OTHER_VARIANT,
     ),
     EngineStatus.NO_INPUT: (
@@ -99,6 +100,16 @@ _FAILURES = {
         "dtype, as many tokens, and an activation that it knows",
         "pass the layers in this order",
     ),
+    EngineStatus.TIED_LOGITS: (
+        "the engine was left to choose among experts with equal logits",
+        "a hash of the token decides there, which the engine does not compute",
+        "use run_gate, and choose_experts where it returns False",
+    ),
+    EngineStatus.ACTIVE_COUNT: (
+        "the engine was given a bad number of active experts",
+        "a token uses one expert or more, at most all",
+        "pass num_active from 1 to num_experts",
+    ),
 }
 
 
@@ -121,6 +132,9 @@ class _Library:
                 ctypes.c_int64,
                 ctypes.c_int64,
             ]
+        for name in ("gate_forward", "gate_backward"):
+            self.functions[name] = getattr(library, f"einlinear_{name}")
+            self.functions[name].argtypes = [ctypes.c_void_p]
         self.target: Callable[[int], int] = library.einlinear_target
         self.workspace = library.einlinear_workspace
         self.workspace.restype = ctypes.c_int64
@@ -173,10 +187,11 @@ def _check_abi(library: ctypes.CDLL) -> None:
             f"it was built from another version (ABI {built:08x}, here it is {wanted:08x}): "
             "install the package again"
         )
-    built, wanted = library.einlinear_sizeof_arguments(), ctypes.sizeof(CallArguments)
+    built = library.einlinear_sizeof_arguments()
+    wanted = ctypes.sizeof(CallArguments) + ctypes.sizeof(GateArguments)
     if built != wanted:
         raise OSError(
-            f"its call struct has {built} bytes, here it has {wanted}: "
+            f"its call structs have {built} bytes, here they have {wanted}: "
             "install the package again, with a compiler for this Python's platform"
         )
 
@@ -324,7 +339,7 @@ def make_arguments(plan: Plan, dtype: str, factors: Sequence[int]) -> CallArgume
     arguments = CallArguments()
     arguments.kept = [prepared]
     arguments.program = prepared.program
-    arguments.dtype = _DTYPES[dtype]
+    arguments.dtype = DTYPE_CODES[dtype]
     set_array(arguments, "factors", factors, len(prepared.shapes))
     return arguments
 
@@ -345,8 +360,8 @@ def set_array(
     return made
 
 
-def run_engine(name: str, arguments: CallArguments) -> None:
-    """Call "forward", "backward", "experts_forward" or "experts_backward"."""
+def run_engine(name: str, arguments: CallArguments | GateArguments) -> None:
+    """Call "forward", "backward", or one of these of "experts" or of a "gate"."""
     code = _library().functions[name](ctypes.addressof(arguments))
     if code:
         raise _failure(code)
@@ -369,6 +384,14 @@ def run_net(name: str, layers: Sequence[CallArguments], activation: int) -> None
     code = _library().functions[name](together, len(layers), activation)
     if code:
         raise _failure(code)
+
+
+def run_gate(arguments: GateArguments) -> bool:
+    """Call "gate_forward". Returns whether experts were chosen: equal logits leave it to you."""
+    code = _library().functions["gate_forward"](arguments)
+    if code not in (EngineStatus.OK, EngineStatus.TIED_LOGITS):
+        raise _failure(code)
+    return bool(code == EngineStatus.OK)
 
 
 def call_forward(
@@ -452,7 +475,7 @@ def call_backward(
 def _bad_call(dtype: object, error: Exception) -> EinlinearError:
     return EinlinearError(
         what=f"the engine cannot be called like this, with dtype {quote(dtype)}: {error}",
-        rule=f"dtypes are {', '.join(_DTYPES)}; addresses, sizes and row lengths are integers",
+        rule=f"dtypes are {', '.join(DTYPE_CODES)}; addresses, sizes and row lengths are integers",
         fix="pass data_ptr() of contiguous tensors, and stride(0) of rows",
     )
 

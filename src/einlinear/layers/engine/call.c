@@ -52,12 +52,15 @@ int start_call(Call *call, const CallArguments *arguments, int is_backward) {
     return STATUS_OK;
 }
 
+int count_workers(double macs, long blocks, long threads) {
+    if (threads > blocks) threads = blocks;
+    if (macs < LEAST_PARALLEL_MACS || threads < 1) threads = 1;
+    return (int)(threads > MAX_THREADS ? MAX_THREADS : threads);
+}
+
 int choose_workers(const Call *call, long threads) {
     const double macs = (double)call->program[HEADER_MACS] * (double)call->tokens;
-    const long blocks = (call->tokens + call->block - 1) / call->block;
-    if (macs < LEAST_PARALLEL_MACS || threads < 1) threads = 1;
-    if (threads > blocks) threads = blocks;
-    return (int)(threads > MAX_THREADS ? MAX_THREADS : threads);
+    return count_workers(macs, (call->tokens + call->block - 1) / call->block, threads);
 }
 
 /* ---- the workspace ---- */

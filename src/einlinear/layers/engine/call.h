@@ -56,6 +56,18 @@ enum { PIECE = 16384 };
 
 static inline long num_pieces(int64_t size) { return (size + PIECE - 1) / PIECE; }
 
+/* Numbers of `size` bytes, read and written as double. */
+static inline double real_at(long size, const void *numbers, long i) {
+    return size == 8 ? ((const double *)numbers)[i] : (double)((const float *)numbers)[i];
+}
+
+static inline void set_real(long size, void *numbers, long i, double value) {
+    if (size == 8)
+        ((double *)numbers)[i] = value;
+    else
+        ((float *)numbers)[i] = (float)value;
+}
+
 static inline size_t round_up(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
 /* ---- call.c: start a call ---- */
@@ -63,7 +75,10 @@ static inline size_t round_up(size_t bytes) { return (bytes + 63) & ~(size_t)63;
 /* Read the arguments. Returns STATUS_OK, or why the call cannot run. */
 int start_call(Call *call, const CallArguments *arguments, int is_backward);
 
-/* How many workers pay off for this many tokens. */
+/* How many workers pay off for as many multiply-adds, which can be cut into blocks. */
+int count_workers(double macs, long blocks, long threads);
+
+/* The same for the tokens of a call. */
 int choose_workers(const Call *call, long threads);
 
 /* Reserve the workspace and place all buffers in it. Returns 0 if there is no memory. */

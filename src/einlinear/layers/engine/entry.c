@@ -6,13 +6,16 @@
 
 #include "arena.h"
 #include "call.h"
+#include "gate.h"
 #include "pool.h"
 #include "targets.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
 EXPORT int einlinear_abi_fingerprint(void) { return ABI_FINGERPRINT; }
-EXPORT int einlinear_sizeof_arguments(void) { return (int)sizeof(CallArguments); }
+EXPORT int einlinear_sizeof_arguments(void) {
+    return (int)(sizeof(CallArguments) + sizeof(GateArguments));
+}
 
 EXPORT int einlinear_target(int target) { return choose_target(target); }
 EXPORT int einlinear_has_neon(void) { return has_neon(); }
@@ -63,4 +66,12 @@ EXPORT int einlinear_feedforward_forward(const CallArguments *layers, int64_t co
 EXPORT int einlinear_feedforward_backward(const CallArguments *layers, int64_t count,
                                           int64_t activation) {
     return run_feedforward_backward(layers, count, activation);
+}
+
+EXPORT int einlinear_gate_forward(const GateArguments *arguments) {
+    return run_gate_forward(arguments);
+}
+
+EXPORT int einlinear_gate_backward(const GateArguments *arguments) {
+    return run_gate_backward(arguments);
 }

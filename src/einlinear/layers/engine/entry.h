@@ -40,4 +40,9 @@ int einlinear_experts_backward(const CallArguments *arguments);
 int einlinear_feedforward_forward(const CallArguments *layers, int64_t count, int64_t activation);
 int einlinear_feedforward_backward(const CallArguments *layers, int64_t count, int64_t activation);
 
+/* The experts of every token, and the gradients of a gate. Forward, STATUS_TIED_LOGITS says that equal
+   logits decide: then only the logits are written. */
+int einlinear_gate_forward(const GateArguments *arguments);
+int einlinear_gate_backward(const GateArguments *arguments);
+
 #endif

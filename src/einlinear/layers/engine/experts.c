@@ -43,17 +43,6 @@ typedef struct {
     int64_t cuts[MAX_THREADS + 1];
 } Group;
 
-static double real_at(const Call *call, const void *numbers, long i) {
-    return call->size == 8 ? ((const double *)numbers)[i] : (double)((const float *)numbers)[i];
-}
-
-static void set_real(const Call *call, void *numbers, long i, double value) {
-    if (call->size == 8)
-        ((double *)numbers)[i] = value;
-    else
-        ((float *)numbers)[i] = (float)value;
-}
-
 static long begin_of(const Group *group, long expert) {
     return expert ? group->ends[expert - 1] : 0;
 }
@@ -95,9 +84,9 @@ static double expert_scale(const Group *group, long expert, char *line) {
             const double mean = sum_of_squares(group, s, expert, line) / (double)sizes_of(call)[s];
             const double excess = mean / (group->stds[s] * group->stds[s]);
             const double scale = excess > 1 || excess != excess ? 1 / __builtin_sqrt(excess) : 1;
-            set_real(call, group->scales, at, scale);
+            set_real(call->size, group->scales, at, scale);
         }
-        product *= real_at(call, group->scales, at);
+        product *= real_at(call->size, group->scales, at);
     }
     return product;
 }
@@ -113,7 +102,7 @@ static void prepare_experts(void *context, int worker) {
         const long begin = begin_of(group, e), end = group->ends[e];
         const double scale = begin < end || !group->is_known ? expert_scale(group, e, line) : 1;
         for (long p = begin; p < end; p++)
-            group->times[p] = scale * (group->weights ? real_at(call, group->weights, p) : 1);
+            group->times[p] = scale * (group->weights ? real_at(call->size, group->weights, p) : 1);
         for (long s = 0; s < call->program[HEADER_STEPS] && begin == end; s++)
             if (call->gradients[s])
                 memset(expert_gradient(group, s, e), 0, (size_t)(sizes_of(call)[s] * size));
@@ -231,7 +220,7 @@ static void collect_expert(const Group *group, const Call *own, char *memory, lo
         /* In bfloat16, use the memory of the transposed factor, which is no longer needed. */
         void *to = own->is_bfloat16 ? own->transposed[s] : own->gradients[s];
         kernels->copy(op, 0, copy_units(op), memory + own->at_sum[s], 0, to, 0, 1, 0);
-        const double scale = group->stds ? real_at(own, group->scales, at) : 1;
+        const double scale = group->stds ? real_at(own->size, group->scales, at) : 1;
         if (scale < 1 || scale != scale) {
             const double ratio = scale / group->stds[s]; /* 1 / rms */
             kernels->adjust(to, own->weights[s], sizes[s], 1,
@@ -370,7 +359,6 @@ static int prepare_group(Group *group, long block, long threads) {
     call->block = block < group->num_pairs ? block : group->num_pairs;
     if (call->block < 1) call->block = 1;
     call->workers = choose_workers(call, threads);
-    if (call->workers < 1) call->workers = 1;
     call->shared_prefix =
         at_rows +
         (group->combines && group->result ? pairs * (size_t)(group->width * call->size) : 0);
@@ -442,9 +430,9 @@ static void write_weight_gradients(const Group *group) {
     for (long e = 0; e < group->num_experts; e++) {
         double scale = 1;
         for (long s = 0; group->stds && s < call->program[HEADER_STEPS]; s++)
-            scale *= real_at(call, group->scales, s * group->num_experts + e);
+            scale *= real_at(call->size, group->scales, s * group->num_experts + e);
         for (long p = begin_of(group, e); p < group->ends[e]; p++)
-            set_real(call, group->grad_weights, p, group->dots[p] * scale);
+            set_real(call->size, group->grad_weights, p, group->dots[p] * scale);
     }
 }
 

@@ -1,0 +1,338 @@
+/* The gate of a mixture. Forward, one call computes the logits, chooses the experts of each token,
+   weights them by a softmax and sorts the pairs (token, expert) by expert. Backward, one call goes from
+   the gradients of the weights to those of the logits, adds the gate's share to the gradient of the
+   input, and computes the gradient of the gate.
+
+   The products run on the kernels of programs. Every result is one chain of multiply-adds in a fixed
+   order, so it depends neither on the number of threads nor on the other tokens. Rows are first copied
+   to rows an odd number of cache lines apart: rows of x tend to share a few cache sets. */
+
+#include "gate.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "arena.h"
+#include "call.h"
+#include "pool.h"
+
+enum {
+    PANEL = 32,               /* experts at a time */
+    BLOCK_NUMBERS = 48 << 10, /* numbers of the rows at a time */
+    SUM_TOKENS = 128,         /* tokens at a time for the gradient of the gate, */
+    SUM_COLUMNS = 512,        /* and columns; */
+    LEAST_COLUMNS = 32,       /* workers share out columns by as many */
+    TERMS = 256,              /* of a sum before the next rows */
+    W_NUMBERS = 8192,         /* of W that all rows use before the next */
+    LOW_BITS = 16,            /* of a logit in double that ties ignore, as in routing.py */
+};
+
+typedef struct {
+    const GateArguments *of;
+    const Kernels *kernels;
+    long size, block, row, workers;
+    char *gate;     /* forward: PANEL rows at a time, transposed; backward: rows apart */
+    char *weights;  /* forward: of the chosen experts */
+    char *grads;    /* backward: of the logits */
+    double *sums;   /* backward: of weight times gradient, per token */
+    char *memory;   /* of the first worker */
+    size_t at_best; /* in a worker's memory, after its rows */
+    size_t per_worker;
+    _Atomic int is_tied;
+} Gate;
+
+/* C[i, n] (+)= sum over k of S[i, k] * W[k, n], see flat.py */
+typedef struct {
+    void *c;
+    const void *s, *w;
+    long rows, n, k, c_i, s_i, s_k, w_k, n_block;
+    int add;
+} Product;
+
+static void multiply(const Gate *g, const Product *p) {
+    const int64_t op[] = {
+        MULTIPLY_LOOPS, KIND_MULTIPLY, ROLE_FORWARD, 0,      0,      1, 2,     p->rows,    p->n,
+        p->k,           p->c_i,        p->s_i,       p->s_k, p->w_k, 1, TERMS, p->n_block, 0};
+    const int64_t no_rows[] = {0, 0, 0};
+    void *const base[] = {p->c, (void *)(uintptr_t)p->s, (void *)(uintptr_t)p->w};
+    const Epilogue no_epilogue = {0, 1, 0};
+    g->kernels->multiply(op, 0, base, no_rows, p->add, &no_epilogue, 0);
+}
+
+/* Rows of at least `width` numbers, an odd number of cache lines apart. */
+static long row_apart(long width, long size) {
+    const long line = 64 / size;
+    return ((width + line - 1) / line | 1) * line;
+}
+
+static int start_gate(Gate *g, const GateArguments *of) {
+    memset(g, 0, sizeof *g);
+    if (of->dtype != DTYPE_FLOAT32 && of->dtype != DTYPE_FLOAT64) return STATUS_UNKNOWN_DTYPE;
+    if (of->num_experts < 1) return STATUS_EXPERT_COUNT;
+    if (of->num_active < 1 || of->num_active > of->num_experts) return STATUS_ACTIVE_COUNT;
+    if (of->tokens < 0 || of->tokens > INT32_MAX / of->num_active) return STATUS_PAIR_COUNT;
+    g->of = of;
+    g->kernels = current_kernels(of->dtype == DTYPE_FLOAT64);
+    g->size = of->dtype == DTYPE_FLOAT64 ? 8 : 4;
+    g->row = row_apart(of->width, g->size);
+    g->block = BLOCK_NUMBERS / g->row;
+    if (g->block < 12) g->block = 12;
+    const double macs = (double)of->tokens * (double)of->width * (double)of->num_experts;
+    g->workers = count_workers(macs, (of->tokens + g->block - 1) / g->block, of->threads);
+    return STATUS_OK;
+}
+
+static char *own_memory(const Gate *g, int worker) {
+    return g->memory + g->per_worker * (size_t)worker;
+}
+
+/* ---- forward ---- */
+
+static void transpose_gate(void *context, int worker) {
+    const Gate *g = context;
+    const long width = g->of->width, experts = g->of->num_experts;
+    for (long e = 0; e < experts; e += PANEL) {
+        const long n = experts - e < PANEL ? experts - e : PANEL;
+        const int64_t op[] = {COPY_DIMS + 2 * DIM_LENGTH,
+                              KIND_COPY,
+                              ROLE_TRANSPOSE,
+                              0,
+                              0,
+                              0,
+                              width,
+                              n,
+                              1,
+                              n,
+                              1,
+                              width};
+        const long units = copy_units(op);
+        g->kernels->copy(op, units * worker / g->workers, units * (worker + 1) / g->workers,
+                         (const char *)g->of->gate + e * width * g->size, 0,
+                         g->gate + e * width * g->size, 0, 1, 0);
+    }
+}
+
+/* The bits that decide whether two logits are equal. */
+static int64_t coarse_bits(double logit) {
+    const double within = fmax(-DBL_MAX, fmin(logit, DBL_MAX)) + 0.0;
+    int64_t bits;
+    memcpy(&bits, &within, sizeof bits);
+    return bits >> LOW_BITS;
+}
+
+/* Choose the experts of a token, the best first, and weight them. Returns 0 if equal logits decide,
+   or some that are no numbers. `best` and `at` have room for one more than are active. */
+static int choose_experts(const Gate *g, long t, double *best, int64_t *at) {
+    const long active = g->of->num_active, experts = g->of->num_experts;
+    const long most = active < experts ? active + 1 : active;
+    long found = 0;
+    for (long e = 0; e < experts; e++) {
+        const double logit = real_at(g->size, g->of->logits, t * experts + e);
+        if (logit != logit) return 0;
+        if (found == most && logit <= best[most - 1]) continue;
+        long place = found < most ? found++ : most - 1;
+        for (; place > 0 && best[place - 1] < logit; place--)
+            best[place] = best[place - 1], at[place] = at[place - 1];
+        best[place] = logit, at[place] = e;
+    }
+    for (long i = 1; i < most; i++)
+        if (coarse_bits(best[i - 1]) == coarse_bits(best[i])) return 0;
+    memcpy(g->of->chosen + t * active, at, (size_t)active * sizeof *at);
+    const double top = best[0];
+    double sum = 0;
+    for (long i = 0; i < active; i++) sum += best[i] = exp(best[i] - top);
+    for (long i = 0; i < active; i++) set_real(g->size, g->weights, t * active + i, best[i] / sum);
+    return 1;
+}
+
+static void route_tokens(void *context, int worker) {
+    Gate *g = context;
+    const GateArguments *of = g->of;
+    const long width = of->width, experts = of->num_experts;
+    const long first = of->tokens * worker / g->workers;
+    const long last = of->tokens * (worker + 1) / g->workers;
+    char *rows = own_memory(g, worker);
+    double *best = (double *)(rows + g->at_best);
+    int64_t *at = (int64_t *)(best + of->num_active + 1);
+    int is_tied = 0;
+    for (long start = first; start < last; start += g->block) {
+        const long tokens = last - start < g->block ? last - start : g->block;
+        const char *x = (const char *)of->x + start * of->x_row * g->size;
+        char *logits = (char *)of->logits + start * experts * g->size;
+        g->kernels->stage_in(x, of->x_row, width, rows, g->row, width, tokens, 0);
+        for (long e = 0; e < experts; e += PANEL) {
+            const long n = experts - e < PANEL ? experts - e : PANEL;
+            multiply(g, &(Product){.c = logits + e * g->size,
+                                   .c_i = experts,
+                                   .s = rows,
+                                   .s_i = g->row,
+                                   .s_k = 1,
+                                   .w = g->gate + e * width * g->size,
+                                   .w_k = n,
+                                   .rows = tokens,
+                                   .n = n,
+                                   .k = width,
+                                   .n_block = n});
+        }
+        for (long t = start; t < start + tokens && !is_tied; t++)
+            is_tied = !choose_experts(g, t, best, at);
+    }
+    if (is_tied) atomic_store(&g->is_tied, 1);
+}
+
+/* Sort the pairs by expert; those of an expert stay in the order of tokens. */
+static void sort_pairs(const Gate *g) {
+    const GateArguments *of = g->of;
+    int64_t *next = of->expert_ends, pairs = of->tokens * of->num_active, total = 0;
+    memset(next, 0, (size_t)of->num_experts * sizeof *next);
+    for (int64_t i = 0; i < pairs; i++) next[of->chosen[i]]++;
+    for (long e = 0; e < of->num_experts; e++) {
+        const int64_t count = next[e];
+        next[e] = total, total += count;
+    }
+    for (int64_t t = 0, i = 0; t < of->tokens; t++)
+        for (const int64_t end = i + of->num_active; i < end; i++) {
+            const int64_t p = next[of->chosen[i]]++;
+            of->pair_order[p] = i, of->pair_tokens[p] = t;
+            set_real(g->size, of->pair_weights, p, real_at(g->size, g->weights, i));
+        }
+}
+
+int run_gate_forward(const GateArguments *arguments) {
+    Gate g;
+    const int status = start_gate(&g, arguments);
+    if (status) return status;
+    const size_t size = (size_t)g.size, tokens = (size_t)arguments->tokens;
+    const size_t active = (size_t)arguments->num_active;
+    const size_t gate = round_up((size_t)(arguments->width * arguments->num_experts) * size);
+    const size_t weights = round_up(tokens * active * size);
+    g.at_best = round_up((size_t)(g.block * g.row) * size);
+    g.per_worker = round_up(g.at_best + (active + 1) * (sizeof(double) + sizeof(int64_t)));
+    const size_t bytes = gate + weights + g.per_worker * (size_t)g.workers;
+    g.gate = reserve_arena(bytes);
+    if (!g.gate) return STATUS_NO_MEMORY;
+    g.weights = unpoisoned(g.gate, bytes) + gate;
+    g.memory = g.weights + weights;
+    run_parallel(transpose_gate, &g, (int)g.workers);
+    run_parallel(route_tokens, &g, (int)g.workers);
+    if (atomic_load(&g.is_tied)) return STATUS_TIED_LOGITS;
+    sort_pairs(&g);
+    return STATUS_OK;
+}
+
+/* ---- backward ---- */
+
+/* The gradients of the logits, through the softmax over the experts of each token. */
+static void find_logit_gradients(const Gate *g) {
+    const GateArguments *of = g->of;
+    const long experts = of->num_experts, pairs = of->tokens * of->num_active;
+    const size_t bytes = (size_t)(of->tokens * experts * g->size);
+    if (of->grad_logits)
+        memcpy(g->grads, of->grad_logits, bytes);
+    else
+        memset(g->grads, 0, bytes);
+    memset(g->sums, 0, (size_t)of->tokens * sizeof *g->sums);
+    for (long p = 0; p < pairs; p++)
+        g->sums[of->pair_tokens[p]] +=
+            real_at(g->size, of->pair_weights, p) * real_at(g->size, of->grad_pair_weights, p);
+    for (long e = 0, p = 0; e < experts; e++)
+        for (; p < of->expert_ends[e]; p++) {
+            const long t = of->pair_tokens[p], at = t * experts + e;
+            const double grad = real_at(g->size, of->grad_pair_weights, p) - g->sums[t];
+            set_real(g->size, g->grads, at,
+                     real_at(g->size, g->grads, at) + real_at(g->size, of->pair_weights, p) * grad);
+        }
+}
+
+static void copy_gate(void *context, int worker) {
+    const Gate *g = context;
+    const long width = g->of->width, experts = g->of->num_experts;
+    const long first = experts * worker / g->workers, last = experts * (worker + 1) / g->workers;
+    g->kernels->stage_in((const char *)g->of->gate + first * width * g->size, width, width,
+                         g->gate + first * g->row * g->size, g->row, width, last - first, 0);
+}
+
+static void add_input_gradients(void *context, int worker) {
+    const Gate *g = context;
+    const GateArguments *of = g->of;
+    const long first = of->tokens * worker / g->workers, experts = of->num_experts;
+    const long last = of->tokens * (worker + 1) / g->workers;
+    const long n_block = W_NUMBERS / (experts < TERMS ? experts : TERMS) / PANEL * PANEL;
+    for (long start = first; start < last; start += g->block) {
+        const long tokens = last - start < g->block ? last - start : g->block;
+        multiply(g, &(Product){.c = (char *)of->grad_x + start * of->grad_x_row * g->size,
+                               .c_i = of->grad_x_row,
+                               .s = g->grads + start * experts * g->size,
+                               .s_i = experts,
+                               .s_k = 1,
+                               .w = g->gate,
+                               .w_k = g->row,
+                               .rows = tokens,
+                               .n = of->width,
+                               .k = experts,
+                               .n_block = n_block,
+                               .add = 1});
+    }
+}
+
+/* Each worker has its own columns, so that no sum is shared. */
+static void sum_gate_gradient(void *context, int worker) {
+    const Gate *g = context;
+    const GateArguments *of = g->of;
+    const long units = (of->width + LEAST_COLUMNS - 1) / LEAST_COLUMNS;
+    const long first = units * worker / g->workers * LEAST_COLUMNS;
+    const long end = units * (worker + 1) / g->workers * LEAST_COLUMNS;
+    const long last = end < of->width ? end : of->width;
+    char *rows = own_memory(g, worker);
+    for (long at = first; at < last; at += SUM_COLUMNS) {
+        const long columns = last - at < SUM_COLUMNS ? last - at : SUM_COLUMNS;
+        const long row = row_apart(columns, g->size);
+        for (long start = 0; start < of->tokens; start += SUM_TOKENS) {
+            const long rest = of->tokens - start, tokens = rest < SUM_TOKENS ? rest : SUM_TOKENS;
+            const char *x = (const char *)of->x + (start * of->x_row + at) * g->size;
+            g->kernels->stage_in(x, of->x_row, columns, rows, row, columns, tokens, 0);
+            multiply(g, &(Product){.c = (char *)of->grad_gate + at * g->size,
+                                   .c_i = of->width,
+                                   .s = g->grads + start * of->num_experts * g->size,
+                                   .s_i = 1,
+                                   .s_k = of->num_experts,
+                                   .w = rows,
+                                   .w_k = row,
+                                   .rows = of->num_experts,
+                                   .n = columns,
+                                   .k = tokens,
+                                   .n_block = PANEL,
+                                   .add = start > 0});
+        }
+    }
+}
+
+int run_gate_backward(const GateArguments *arguments) {
+    Gate g;
+    const int status = start_gate(&g, arguments);
+    if (status) return status;
+    const size_t size = (size_t)g.size, tokens = (size_t)arguments->tokens;
+    const size_t gate = round_up((size_t)(g.row * arguments->num_experts) * size);
+    const size_t grads = round_up(tokens * (size_t)arguments->num_experts * size);
+    const size_t sums = round_up(tokens * sizeof(double));
+    const long columns = arguments->width < SUM_COLUMNS ? arguments->width : SUM_COLUMNS;
+    g.per_worker = round_up((size_t)(SUM_TOKENS * row_apart(columns, g.size)) * size);
+    const size_t bytes = gate + grads + sums + g.per_worker * (size_t)g.workers;
+    g.gate = reserve_arena(bytes);
+    if (!g.gate) return STATUS_NO_MEMORY;
+    g.grads = unpoisoned(g.gate, bytes) + gate;
+    g.sums = (double *)(g.grads + grads);
+    g.memory = (char *)g.sums + sums;
+    find_logit_gradients(&g);
+    if (arguments->grad_x) {
+        run_parallel(copy_gate, &g, (int)g.workers);
+        run_parallel(add_input_gradients, &g, (int)g.workers);
+    }
+    if (arguments->grad_gate && !tokens)
+        memset(arguments->grad_gate, 0, (size_t)(arguments->width * arguments->num_experts) * size);
+    else if (arguments->grad_gate)
+        run_parallel(sum_gate_gradient, &g, (int)g.workers);
+    return STATUS_OK;
+}
