@@ -23,7 +23,7 @@ typedef struct {
 INLINE TARGET void NAME(tile)(const int R, const int NV, const int PART, const REAL *s,
                               const REAL *w, REAL *c, const REAL *bias, const NAME(Shape) * p,
                               const int add, MASK mask) {
-    VEC acc[24];
+    VEC acc[16];
     const long s_i = p->s_i, c_i = p->c_i, s_k = p->s_k, w_k = p->w_k;
     if (add) {
         UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < NV; j++) acc[i * NV + j] =
@@ -31,15 +31,20 @@ INLINE TARGET void NAME(tile)(const int R, const int NV, const int PART, const R
     } else {
         UNROLL for (int i = 0; i < R * NV; i++) acc[i] = SPLAT(0);
     }
+    const REAL *group[4]; /* one address for every three rows: few enough to stay in registers */
+    UNROLL for (int g = 0; 3 * g < R; g++) {
+        group[g] = s + 3 * g * s_i;
+        OPAQUE(group[g]);
+    }
     for (long k = p->k; k > 0; k--) {
         VEC b[8];
         UNROLL for (int j = 0; j < NV; j++) b[j] =
             PART && j == NV - 1 ? MLOAD(w + j * V, mask) : LOAD(w + j * V);
         UNROLL for (int i = 0; i < R; i++) {
-            const VEC a = SPLAT(s[i * s_i]);
+            const VEC a = SPLAT(group[i / 3][i % 3 * s_i]);
             UNROLL for (int j = 0; j < NV; j++) acc[i * NV + j] = FMA(a, b[j], acc[i * NV + j]);
         }
-        s += s_k;
+        UNROLL for (int g = 0; 3 * g < R; g++) group[g] += s_k;
         w += w_k;
     }
     if (p->has_epilogue) {
@@ -123,10 +128,6 @@ static TARGET void NAME(rows)(long r, const REAL *s, const REAL *w, REAL *c, con
 #if ROWS > 6
             CASE(7, 2)
             CASE(8, 2)
-            CASE(9, 2)
-            CASE(10, 2)
-            CASE(11, 2)
-            CASE(12, 2)
 #endif
         }
     }
@@ -158,6 +159,12 @@ static TARGET void NAME(gather)(const REAL *from, long from_q, long num_q, long 
 static TARGET void NAME(multiply)(const int64_t *op, long tokens, void *const *base,
                                   const int64_t *row, int add, const Epilogue *epilogue,
                                   void *scratch) {
+#ifdef NARROW /* the target whose vectors are half as long */
+    if (op[MULTIPLY_N] <= V / 2) {
+        NARROW(multiply)(op, tokens, base, row, add, epilogue, scratch);
+        return;
+    }
+#endif
     const int64_t *loop = op + MULTIPLY_LOOPS;
     const long num_loops = (op[OP_LENGTH] - MULTIPLY_LOOPS) / LOOP_LENGTH;
     const int64_t C = op[MULTIPLY_C], S = op[MULTIPLY_S], W = op[MULTIPLY_W];
@@ -401,6 +408,10 @@ static TARGET void NAME(copy)(const int64_t *op, long first, long last, const vo
                 }
                 continue;
             }
+            if (a[2] == 1 && b[1] == 1 && terms == 1 && !from_bfloat16 && !to_bfloat16) {
+                NAME(gather)((const REAL *)from + s, b[2], num_i, num_j, (REAL *)to + d, a[1]);
+                continue;
+            }
             if (a[2] == 1)
                 for (long i = 0; i < num_i; i++)
                     NAME(sum_terms)(from, s + i * b[2], from_bfloat16, num_j, terms, apart,
@@ -448,3 +459,4 @@ static const Kernels NAME(kernels) = {NAME(multiply), NAME(stage_in),     NAME(s
 #undef MLOAD
 #undef MSTORE
 #undef TRANSPOSE8
+#undef NARROW

@@ -24,6 +24,9 @@
 #define UNROLL _Pragma("GCC unroll 24")
 #endif
 
+/* The compiler must not derive this address from another one. */
+#define OPAQUE(address) __asm__("" : "+r"(address))
+
 /* ---- bfloat16: the upper 16 bits of a float; rounds to nearest even, keeps NaN ---- */
 
 INLINE float bfloat16_to_float(uint16_t value) {
@@ -103,11 +106,12 @@ INLINE __attribute__((target("avx2,fma"))) void transpose8(const float *from, lo
 #undef ROWS
 
 #define TARGET __attribute__((target("avx512f,avx2,fma")))
-#define ROWS 12
+#define ROWS 8 /* more would push S and C out of the ways of a cache set: see performance.md */
 #define REAL float
 #define VEC __m512
 #define V 16
 #define NAME(x) x##_avx512_float
+#define NARROW(x) x##_avx2_float
 #define TRANSPOSE8 transpose8
 #define LOAD(p) _mm512_loadu_ps(p)
 #define STORE(p, a) _mm512_storeu_ps(p, a)
@@ -123,6 +127,7 @@ INLINE __attribute__((target("avx2,fma"))) void transpose8(const float *from, lo
 #define VEC __m512d
 #define V 8
 #define NAME(x) x##_avx512_double
+#define NARROW(x) x##_avx2_double
 #define LOAD(p) _mm512_loadu_pd(p)
 #define STORE(p, a) _mm512_storeu_pd(p, a)
 #define SPLAT(a) _mm512_set1_pd(a)
