@@ -77,8 +77,107 @@ def test_adapters(runs):
     assert f"{lora['params']:,}" in page
 
 
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """The folder of a tiny encoder with random weights, and a text to encode."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("encoder")
+    draw = random.Random(2)
+    lines = [" ".join(draw.choices(WORDS, k=10)).capitalize() + "." for _ in range(300)]
+    (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    model = folder / "tiny"
+    model.mkdir()
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *sorted(set(WORDS))]
+    (model / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    transformers.BertTokenizer(str(model / "vocab.txt")).save_pretrained(model)
+    sizes = {
+        "vocab_size": len(vocabulary),
+        "hidden_size": 32,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+    }
+    config = transformers.BertConfig(num_hidden_layers=2, **sizes)
+    torch.manual_seed(0)
+    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(model)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_compressed_encoder(encoder):
+    out, record = encoder / "runs", encoder / "record.json"
+    toy = [encoder / "text.txt", "--out", out, "--model", encoder / "tiny"]
+    toy += ["--held-out", 64, "--calibration", 128, "--threads", 1]
+    run("compress_encoder", "project", *toy)
+    run("compress_encoder", "distil", *toy, "--steps", 3)
+    run("compress_encoder", "speed", *toy, "--rounds", 2)
+    run("compress_encoder", "record", "--out", out, "--file", record, "--source", "made-up words")
+    run("compress_encoder", "page", record, "--out", encoder / "page")
+    rows = json.loads(record.read_text(encoding="utf-8"))["rows"].values()
+    own = [row for row in rows if "share" in row and not row.get("peer")]
+    assert len(own) == 2 * (5 * 4 + 3)
+    for row in own:
+        for metric in ("cosine", "recall", "spearman"):
+            mean, low, high = row[metric]
+            assert low <= mean <= high <= 1
+    dense = next(row for row in rows if row["family"] == "dense")
+    assert dense["recall"] == dense["cosine"] == [1, 1, 1]
+    page = (encoder / "page/compress-encoder.md").read_text(encoding="utf-8")
+    assert "held-out sentences of made-up words" in page
+    assert page.count("| anchored |") == 10
+    done = run("compress_encoder", "project", *toy)
+    assert "cosine" not in done, "a stage that is complete has nothing to do"
+
+
+@pytest.mark.slow
+def test_distillation_resumes_where_it_was_interrupted(encoder, tmp_path, monkeypatch):
+    """The weights are the same, bit for bit, as without the interruption."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import encoder_distil
+
+    monkeypatch.setattr(encoder_distil, "_KEPT_EVERY", 2)
+    tokens = transformers.AutoTokenizer.from_pretrained(encoder / "tiny")
+    sentences = (encoder / "text.txt").read_text(encoding="utf-8").splitlines()
+    teacher = transformers.BertModel.from_pretrained(
+        encoder / "tiny", add_pooling_layer=False
+    ).eval()
+
+    def distilled(name, interrupt_at=None):
+        calls = 0
+
+        def batch_of(texts):
+            nonlocal calls
+            calls += 1
+            if calls == interrupt_at:
+                raise KeyboardInterrupt
+            found = tokens(texts, padding=True, return_tensors="pt")
+            return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+
+        torch.manual_seed(1)
+        student = transformers.BertModel(teacher.config, add_pooling_layer=False).eval()
+        recipe = encoder_distil.Recipe(steps=5, size=4)
+        arguments = student, teacher, batch_of, sentences, recipe, tmp_path / name
+        if interrupt_at:
+            with pytest.raises(KeyboardInterrupt):
+                encoder_distil.distil_(*arguments)
+            calls, interrupt_at = 0, None
+        facts = encoder_distil.distil_(*arguments)
+        assert facts["seen"] == 20
+        return student.state_dict()
+
+    whole, resumed = distilled("whole"), distilled("resumed", interrupt_at=4)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
 @pytest.mark.parametrize(
-    ("name", "script"), [("compress-gpt", "compress_gpt"), ("adapters", "adapters")]
+    ("name", "script"),
+    [
+        ("compress-gpt", "compress_gpt"),
+        ("compress-encoder", "compress_encoder"),
+        ("adapters", "adapters"),
+    ],
 )
 def test_the_pages_are_those_of_the_committed_records(name, script, tmp_path):
     pytest.importorskip("matplotlib")
@@ -88,7 +187,7 @@ def test_the_pages_are_those_of_the_committed_records(name, script, tmp_path):
     assert made == (folder / f"{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["compress_gpt", "adapters"])
+@pytest.mark.parametrize("name", ["compress_gpt", "compress_encoder", "adapters"])
 def test_a_script_says_how_to_run_it(name):
     text = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
     assert f"\n    python examples/results/{name}.py" in text

@@ -9,28 +9,31 @@ run a stage again to resume it. Peers that are not installed are left out. Speed
 machine.
 
     python examples/results/compress_encoder.py project TEXT --out RUNS
-    python examples/results/compress_encoder.py distil  TEXT --out RUNS --minutes 10
+    python examples/results/compress_encoder.py distil  TEXT --out RUNS
     python examples/results/compress_encoder.py speed   TEXT --out RUNS
-    python examples/results/compress_encoder.py page    RUNS/record.json --out docs/results
+    python examples/results/compress_encoder.py record  --out RUNS --file RECORD.json --source WORDS
+    python examples/results/compress_encoder.py page    RECORD.json --out docs/results
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
-import math
+import itertools
 import random
 import re
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from encoder_distil import Recipe, distil_, pooled
 from encoder_page import write_page
-from encoder_peers import in_8_bits, peers
+from encoder_peers import in_8_bits, peers, versions
+from small_gpt import read, write
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
@@ -42,6 +45,9 @@ SHARES = (50, 25)
 
 CALIBRATION, HELD_OUT = 2_000, 1_200
 NEIGHBOURS = 10
+TIMED_EVERY = 3
+"""Of the batches of held-out sentences, one in so many is timed."""
+
 SHOWN = ("cosine", "recall", "spearman", "ratio", "per_second")
 LEVELS: dict[str, dict[str, Any]] = {
     "weights": {},
@@ -51,29 +57,26 @@ LEVELS: dict[str, dict[str, Any]] = {
 }
 OWN_RANKS = "low rank, own ranks"
 FAMILIES: dict[str, Callable[[int], el.Structure | el.StructureSum] | None] = {
-    "low rank": lambda rank: el.low_rank(rank=rank),
     OWN_RANKS: None,  # by budget=
+    "low rank": lambda rank: el.low_rank(rank=rank),
     "btt": lambda rank: el.btt(rank=rank),
     "low rank + btt": lambda rank: el.low_rank(rank=16 * rank) + el.btt(rank=rank),
     "tensor train": lambda rank: el.tensor_train(rank=rank),
 }
 """How each family makes a structure of a rank; a tensor train is a sum of Kronecker products."""
 
+DISTILLED = (OWN_RANKS, "low rank", "btt")
+
 
 class Encoder(nn.Module):
     """Sentences as vectors of length 1: the mean of the last hidden states."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.body = AutoModel.from_pretrained(model_folder(), add_pooling_layer=False).eval()
+        self.body = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return pooled(self.body(input_ids, attention_mask).last_hidden_state, attention_mask)
-
-
-def pooled(hidden: Tensor, attention_mask: Tensor) -> Tensor:
-    weights = attention_mask.unsqueeze(-1).to(hidden)
-    return functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
 
 
 def model_folder() -> Path:
@@ -95,8 +98,8 @@ def sentences_of(path: Path) -> list[str]:
 class Batches:
     """Batches of tokens of sentences; those of similar length are together."""
 
-    def __init__(self) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(model_folder())
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def of(self, sentences: list[str], size: int = 64) -> list[dict[str, Tensor]]:
         ordered = sorted(sentences, key=len)
@@ -131,7 +134,7 @@ def interval(row: Tensor) -> list[float]:
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(row), (2000, len(row)), generator=generator)
     low, high = row[drawn].mean(1).quantile(torch.tensor([0.05, 0.95]).double()).tolist()
-    return [float(row.mean()), low, high]
+    return [round(number, 5) for number in (float(row.mean()), low, high)]
 
 
 def largest(make: Callable[[int], Any], d_in: int, d_out: int, share: int) -> Any:
@@ -161,82 +164,24 @@ def convert(
     return el.convert_(encoder, rules, init="project", **options)
 
 
-def distil(
-    student: Encoder,
-    teacher: Encoder,
-    sentences: list[str],
-    batches: Batches,
-    *,
-    minutes: float,
-    rate: float = 1e-3,
-    size: int = 32,
-) -> int:
-    """Train the student on what the teacher makes of sentences; return how many it saw."""
-    hidden = {"output_hidden_states": True}
-    trained = [p for p in student.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0, betas=(0.9, 0.98))
-    chunks = Chunks(sentences, size, batches)
-    start, seen = time.monotonic(), 0
-    while (part := (time.monotonic() - start) / (60 * minutes)) < 1:
-        batch = chunks.next()
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            wanted = teacher.body(**batch, **hidden).hidden_states
-        made = student.body(**batch, **hidden).hidden_states
-        mask = batch["attention_mask"].unsqueeze(-1)
-        loss = sum(
-            ((m - w.float()) * mask).square().sum() / (w.float() * mask).square().sum()
-            for m, w in zip(made[1:], wanted[1:], strict=True)
-        ) / len(made)
-        sides = [pooled(h[-1].float(), batch["attention_mask"]) for h in (made, wanted)]
-        loss = loss + 2 * (1 - (sides[0] * sides[1]).sum(1).mean())
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1, part / 0.03) * (0.5 + 0.5 * math.cos(math.pi * part))
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        seen += len(mask)
-        if (seen // size) % 100 == 0:
-            print(f"  {part:4.0%}  {seen} sentences, loss {float(loss):.4f}", flush=True)
-    return seen
-
-
-class Chunks:
-    """Random batches of similar lengths, again and again."""
-
-    def __init__(self, sentences: list[str], size: int, batches: Batches) -> None:
-        self._sentences, self._size, self._batches = sentences, size, batches
-        self._order = random.Random(1)
-        self._left: list[list[str]] = []
-        self._place = 0
-
-    def next(self) -> dict[str, Tensor]:
-        if not self._left:
-            many = 100 * self._size
-            if self._place + many > len(self._sentences):
-                self._place = 0
-            drawn = sorted(self._sentences[self._place : self._place + many], key=len)
-            self._place += many
-            self._left = [drawn[k : k + self._size] for k in range(0, len(drawn), self._size)]
-            self._order.shuffle(self._left)
-        return self._batches.batch(self._left.pop())
-
-
 class Record:
-    """Results by name, kept in a file."""
+    """Results by name, kept in a file; stages may add to it side by side."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.parts: dict[str, dict[str, Any]] = {"rows": {}, "speed": {}}
-        if path.exists():
-            self.parts = json.loads(path.read_text(encoding="utf-8"))
 
-    def add(self, part: str, name: str, row: dict[str, Any]) -> None:
-        self.parts[part][name] = row
-        text = json.dumps(self.parts, indent=1, default=float)
-        new = self._path.with_suffix(".part")
-        new.write_text(text + "\n", encoding="utf-8")
-        new.replace(self._path)
+    @property
+    def parts(self) -> dict[str, dict[str, Any]]:
+        empty: dict[str, dict[str, Any]] = {"settings": {}, "rows": {}, "speed": {}}
+        return empty | (read(self._path) if self._path.exists() else {})
+
+    def add(self, part: str, rows: dict[str, Any]) -> None:
+        parts = self.parts
+        parts[part] |= rows
+        write(self._path, parts)
+
+    def add_row(self, part: str, name: str, row: dict[str, Any]) -> None:
+        self.add(part, {name: row})
         told = {key: round(row[key][0], 3) for key in SHOWN if key in row}
         print(f"{name}: {told}", flush=True)
 
@@ -244,110 +189,164 @@ class Record:
 class Work:
     """The sentences for each purpose, and the encoder to start from."""
 
-    def __init__(self, sentences: list[str]) -> None:
-        self.batches = Batches()
-        self.held_out = self.batches.of(sentences[:HELD_OUT])
-        self.calibration = self.batches.of(sentences[HELD_OUT : HELD_OUT + CALIBRATION])
-        self.others = sentences[HELD_OUT + CALIBRATION :]
-        self.teacher = Encoder()
+    def __init__(self, sentences: list[str], folder: Path, held_out: int, calibration: int) -> None:
+        self._folder = folder
+        self.batches = Batches(folder)
+        self.held_out = self.batches.of(sentences[:held_out])
+        self.calibration = self.batches.of(sentences[held_out : held_out + calibration])
+        self.others = sentences[held_out + calibration :]
+        self.teacher = Encoder(folder)
         self.true = encoded(self.teacher, self.held_out)
 
-    def params(self, encoder: Encoder) -> int:
-        return sum(p.numel() for p in encoder.body.encoder.parameters())
+    def references(self) -> dict[str, nn.Module]:
+        """The original, and what it is with 8 bits."""
+        return {"dense": self.teacher, **in_8_bits(self.teacher)}
 
-    def scored(self, encoder: Encoder) -> dict[str, Any]:
+    def load(self, path: Path) -> Encoder:
+        return el.load(path, lambda: Encoder(self._folder))
+
+    def scored(self, encoder: nn.Module) -> dict[str, Any]:
+        blocks = encoder.get_submodule("body.encoder")
         found = scores(encoded(encoder, self.held_out), self.true)
-        return {"params": self.params(encoder), **found}
+        return {"params": sum(p.numel() for p in blocks.parameters()), **found}
 
 
 def project(work: Work, record: Record, out: Path) -> None:
-    """Every family at every level; those of the last level are stored."""
-    for share in SHARES:
-        for family in FAMILIES:
-            for level in LEVELS:
-                name = f"{share}, {family}, {level}"
-                if name not in record.parts["rows"]:
-                    encoder = copy.deepcopy(work.teacher)
-                    start = time.perf_counter()
-                    conversion = convert(encoder, share, family, level, work.calibration)
-                    row = {
-                        "share": share,
-                        "family": family,
-                        "level": level,
-                        "seconds": round(time.perf_counter() - start, 1),
-                        "flops": conversion.macs_after / conversion.macs_before,
-                        "structures": sorted({swap.shown for swap in conversion.swaps}),
-                        "left_dense": len(conversion.left),
-                    }
-                    if level == "anchored":
-                        el.save(encoder, out / "models" / f"{share} {family}")
-                    record.add("rows", name, {**row, **work.scored(encoder)})
-        for peer, make in peers().items():
+    """References, peers, and every family at every level; those of the last level are stored."""
+    for name, reference in work.references().items():
+        if name not in record.parts["rows"]:
+            record.add_row("rows", name, {"family": name, **work.scored(reference)})
+    for peer, make in peers().items():
+        for share in SHARES:
             name = f"{share}, {peer}, weights"
             if name not in record.parts["rows"]:
                 encoder = copy.deepcopy(work.teacher)
                 replaced = make(encoder.body.encoder, share)
                 row = {"share": share, "family": peer, "level": "weights", "peer": True}
-                record.add("rows", name, {**row, **work.scored(encoder), "flops": replaced})
+                record.add_row("rows", name, {**row, **work.scored(encoder), "flops": replaced})
+    for family, share, level in itertools.product(FAMILIES, SHARES, LEVELS):
+        name = f"{share}, {family}, {level}"
+        if name not in record.parts["rows"]:
+            encoder = copy.deepcopy(work.teacher)
+            start = time.perf_counter()
+            conversion = convert(encoder, share, family, level, work.calibration)
+            row = {
+                "share": share,
+                "family": family,
+                "level": level,
+                "seconds": round(time.perf_counter() - start, 1),
+                "flops": flops_share(work.teacher, conversion),
+                "structures": sorted({swap.shown for swap in conversion.swaps}),
+                "left_dense": len(conversion.left),
+            }
+            if level == "anchored":
+                el.save(encoder, out / "models" / f"{share} {family}")
+            record.add_row("rows", name, {**row, **work.scored(encoder)})
 
 
-def distilled(work: Work, record: Record, out: Path, minutes: float) -> None:
-    """Distil what was stored, for some minutes each."""
+def flops_share(encoder: Encoder, conversion: el.Conversion) -> float:
+    """The FLOPs of all linear layers, as a share of those before; some may have stayed dense."""
+    dense = sum(m.weight.numel() for m in encoder.modules() if isinstance(m, nn.Linear))
+    return (dense - conversion.macs_before + conversion.macs_after) / dense
+
+
+def distil(work: Work, record: Record, out: Path, recipe: Recipe) -> None:
+    """Distil what was stored: the same number of steps for each."""
     for share in SHARES:
-        for family in (OWN_RANKS,):
+        for family in DISTILLED:
             name = f"{share}, {family}, distilled"
-            if name not in record.parts["rows"]:
-                encoder = el.load(out / "models" / f"{share} {family}", Encoder)
-                seen = distil(encoder, work.teacher, work.others, work.batches, minutes=minutes)
+            folder = out / "models" / f"{share} {family}"
+            if name not in record.parts["rows"] and folder.exists():
+                encoder = work.load(folder)
+                kept = out / f"{share} {family}.checkpoint"
+                pair = encoder.body, work.teacher.body
+                facts = distil_(*pair, work.batches.batch, work.others, recipe, kept)
                 el.save(encoder, out / "models" / f"{share} {family} distilled")
                 old = record.parts["rows"][f"{share}, {family}, anchored"]
-                row = {**old, "level": "distilled", "minutes": minutes, "seen": seen}
-                record.add("rows", name, {**row, **work.scored(encoder.eval())})
+                row = {**old, "level": "distilled", **facts, "recipe": asdict(recipe)}
+                record.add_row("rows", name, {**row, **work.scored(encoder)})
+                kept.unlink(missing_ok=True)
 
 
 def speed(work: Work, record: Record, out: Path, rounds: int) -> None:
     """Sentences per second of the original and of each budget, in turns."""
-    references = {"dense": work.teacher, **in_8_bits(work.teacher)}
-    encoders = dict(references)
+    encoders: dict[str, nn.Module] = work.references()
     for share in SHARES:
         for family in FAMILIES:
             folder = out / "models" / f"{share} {family}"
             if folder.exists():
-                encoders[f"{share}, {family}"] = el.load(folder, Encoder)
+                encoders[f"{share}, {family}"] = work.load(folder)
+    timed = work.held_out[::TIMED_EVERY]
+    sentences = sum(len(batch["input_ids"]) for batch in timed)
     times: dict[str, list[float]] = {name: [] for name in encoders}
-    for _ in range(rounds):
+    for turn in range(rounds + 1):  # the first warms up
         for name, encoder in encoders.items():
             start = time.perf_counter()
-            encoded(encoder, work.held_out)
-            times[name].append(time.perf_counter() - start)
+            encoded(encoder, timed)
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    quantiles = torch.tensor([0.5, 0.1, 0.9]).double()
+    dense = torch.tensor(times["dense"]).double()
     for name, own in times.items():
-        ratio = torch.tensor(times["dense"]).double() / torch.tensor(own).double()
-        row = {"ratio": ratio.quantile(torch.tensor([0.5, 0.1, 0.9]).double()).tolist()}
-        row["per_second"] = [HELD_OUT / sorted(own)[rounds // 2]]
-        record.add("speed", name, row)
-    for name in references:
-        record.add("rows", name, {"family": name, **work.scored(references[name])})
+        seconds = torch.tensor(own).double()
+        row = {
+            "ratio": (dense / seconds).quantile(quantiles).tolist(),
+            "per_second": (sentences / seconds).quantile(quantiles).tolist(),
+            "rounds": rounds,
+            "sentences": sentences,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+        record.add_row("speed", name, row)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     stages = parser.add_subparsers(dest="stage", required=True)
-    commands = {name: stages.add_parser(name) for name in ("project", "distil", "speed", "page")}
-    for name, command in commands.items():
-        command.add_argument("record" if name == "page" else "text", type=Path)
+    for name in ("project", "distil", "speed"):
+        command = stages.add_parser(name)
+        command.add_argument("text", type=Path)
         command.add_argument("--out", type=Path, required=True)
-    commands["distil"].add_argument("--minutes", type=float, default=10, help="for each model")
-    commands["speed"].add_argument("--rounds", type=int, default=9)
+        command.add_argument("--model", type=Path, help="the folder of another encoder")
+        command.add_argument("--held-out", type=int, default=HELD_OUT, help="sentences")
+        command.add_argument("--calibration", type=int, default=CALIBRATION, help="sentences")
+        command.add_argument("--threads", type=int, default=torch.get_num_threads())
+        if name == "distil":
+            command.add_argument("--steps", type=int, default=Recipe().steps, help="for each model")
+        if name == "speed":
+            command.add_argument("--rounds", type=int, default=9)
+    told = stages.add_parser("record")
+    told.add_argument("--out", type=Path, required=True)
+    told.add_argument("--file", type=Path, required=True)
+    told.add_argument("--source", default="a text", help="what the text is")
+    shown = stages.add_parser("page")
+    shown.add_argument("record", type=Path)
+    shown.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+
     args.out.mkdir(parents=True, exist_ok=True)
     if args.stage == "page":
-        write_page(json.loads(args.record.read_text(encoding="utf-8")), args.out)
+        write_page(read(args.record), args.out)
         return
-    work, record = Work(sentences_of(args.text)), Record(args.out / "record.json")
+    record = Record(args.out / "record.json")
+    if args.stage == "record":
+        record.add("settings", {"source": args.source})
+        write(args.file, record.parts)
+        return
+    torch.set_num_threads(args.threads)
+    folder = args.model or model_folder()
+    work = Work(sentences_of(args.text), folder, args.held_out, args.calibration)
+    settings = {
+        "name": args.model.name if args.model else "all-MiniLM-L6-v2",
+        "held_out": args.held_out,
+        "calibration": args.calibration,
+        "versions": versions(),
+    }
+    record.add("settings", settings)
     if args.stage == "project":
         project(work, record, args.out)
     elif args.stage == "distil":
-        distilled(work, record, args.out, args.minutes)
+        distil(work, record, args.out, Recipe(steps=args.steps))
     else:
         speed(work, record, args.out, args.rounds)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 _BLOCKS = 16  # of inputs and of outputs, near the square root of a width of 384
+
+_COMPARED = ("torch", "transformers", "torchao", "torch-structured", "lazylinop")
 
 
 def peers() -> dict[str, Callable[[nn.Module, int], float]]:
@@ -23,15 +27,22 @@ def peers() -> dict[str, Callable[[nn.Module, int], float]]:
     return found
 
 
+def versions() -> dict[str, str]:
+    """The versions of what is installed of all that is compared."""
+    return {d.name: d.version for d in distributions() if d.name in _COMPARED}
+
+
 def _replacing(fit: Callable[[nn.Linear, int], Any]) -> Callable[[nn.Module, int], float]:
     """A function that gives every linear layer the weight that a peer can represent."""
 
     def replace(model: nn.Module, share: int) -> float:
         used = dense = 0
-        for layer in [each for each in model.modules() if isinstance(each, nn.Linear)]:
-            weight, count = fit(layer, share)
-            layer.weight.data.copy_(weight)
-            used, dense = used + count, dense + layer.weight.numel()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for layer in [each for each in model.modules() if isinstance(each, nn.Linear)]:
+                weight, count = fit(layer, share)
+                layer.weight.data.copy_(weight)
+                used, dense = used + count, dense + layer.weight.numel()
         return used / dense
 
     return replace
@@ -63,15 +74,18 @@ def _lazylinop(layer: nn.Linear, share: int) -> tuple[Tensor, int]:
 
 def in_8_bits(model: nn.Module) -> dict[str, nn.Module]:
     """Copies of a model with 8-bit weights and dynamic 8-bit inputs of linear layers."""
-    dynamic = torch.ao.quantization.quantize_dynamic
-    found = {"8-bit, torch": dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)}
-    if find_spec("torchao"):
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates its own for torchao
+        dynamic = torch.ao.quantization.quantize_dynamic
+        found["8-bit, torch"] = dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+        if find_spec("torchao"):
+            from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
-        found["8-bit, torchao"] = copy.deepcopy(model)
-        quantize_(found["8-bit, torchao"], Int8DynamicActivationInt8WeightConfig())
+            found["8-bit, torchao"] = copy.deepcopy(model)
+            quantize_(found["8-bit, torchao"], Int8DynamicActivationInt8WeightConfig())
     return found
 
 
 def _rank_of_blocks(d_in: int, d_out: int, share: int) -> int:
-    return share * d_in * d_out // (100 * _BLOCKS * (d_in + d_out))
+    return max(1, share * d_in * d_out // (100 * _BLOCKS * (d_in + d_out)))
