@@ -80,7 +80,7 @@ def feed_forward(layers: Sequence[nn.Module], activation: Activation, x: Tensor)
     tensors = net_tensors(parts)
     if not compiled.is_direct(x, [tensor for tensor in tensors if tensor is not None]):
         return None
-    if any([layer._variant(x_td) != "engine" for layer in known]):
+    if any([layer._variant(x_td, x_td.shape[0]) != "engine" for layer in known]):
         return None
     still = [part._replace(factors=(), bias=None) for part in parts]
     y_te: Tensor = _Net.apply(still, activation, x_td, *tensors)  # type: ignore[no-untyped-call]
