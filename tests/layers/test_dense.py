@@ -27,7 +27,7 @@ def make(structure="btt(rank=2)", d_in=24, d_out=16, dtype=torch.float64, **opti
     torch.manual_seed(0)
     layer = EinsumLinear(d_in, d_out, structure=structure, dtype=dtype, **options)
     with torch.no_grad():
-        layer.A.mul_(3)
+        layer.get_parameter(layer.plan.steps[0].factor).mul_(3)
         if layer.bias is not None:
             layer.bias.normal_()
     name = str(dtype).removeprefix("torch.")

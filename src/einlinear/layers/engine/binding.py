@@ -388,7 +388,7 @@ def run_net(name: str, layers: Sequence[CallArguments], activation: int) -> None
 
 def run_gate(arguments: GateArguments) -> bool:
     """Call "gate_forward". Returns whether experts were chosen: equal logits leave it to you."""
-    code = _library().functions["gate_forward"](arguments)
+    code = _library().functions["gate_forward"](ctypes.addressof(arguments))
     if code not in (EngineStatus.OK, EngineStatus.TIED_LOGITS):
         raise _failure(code)
     return bool(code == EngineStatus.OK)
