@@ -17,8 +17,9 @@ _LANES = 8  # numbers in a vector
 # Nanoseconds on two cores of a CPU, float32, forward alone and forward + backward: per call, per
 # step, per weight; and per token for each multiply-add, each number that a step moves along batch
 # axes, each number it moves along shared axes, each number that a small matrix reads or writes.
-# Fitted to five structures at widths 16 to 8192 and 1 to 8192 tokens; docs/performance.md shows how
-# good the choices are.
+# Fitted to five structures at widths 16 to 8192 and 1 to 8192 tokens, those of the engine with a
+# backward pass to half of these cases on AVX-512; docs/performance.md shows how good the choices
+# are, also for the other half.
 _FORWARD = {
     "einsum": (15e3, 30e3, 0.29, 0.014, 0.73, 0.30, 0.32),
     "strided": (47e3, 93e3, 0.76, 0.013, 0.70, 0.70, 0.0),
@@ -27,7 +28,7 @@ _FORWARD = {
 _BOTH = {
     "einsum": (76e3, 153e3, 1.3, 0.042, 2.0, 0.94, 1.14),
     "strided": (137e3, 273e3, 3.5, 0.035, 2.0, 2.0, 0.70),
-    "engine": (38e3, 1.5e3, 4.4, 0.064, 0.35, 0.35, 0.0),
+    "engine": (0.0, 22.6e3, 1.05, 0.0102, 0.198, 0.198, 0.0),
 }
 # The same for the dense variant: per call; per token for each multiply-add of the dense layer and
 # each number of input and output; and per row of the matrix it makes (there are d_in), for each
