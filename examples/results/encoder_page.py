@@ -19,6 +19,7 @@ from page_parts import (
     with_interval,
 )
 
+from einlinear.show.numbers import counted
 from einlinear.show.plots import save_figure
 
 Row = Mapping[str, Any]
@@ -218,7 +219,7 @@ def _structures(row: Row) -> str:
     if row["family"] != _BEST:
         return listed([f"`{name}`" for name in names])
     ranks = [int(name.partition("rank=")[2].rstrip(")")) for name in names if "rank=" in name]
-    dense = f", {row['left_dense']} layers dense" if row.get("left_dense") else ""
+    dense = f", {counted(row['left_dense'], 'layer')} dense" if row.get("left_dense") else ""
     return f"ranks {min(ranks)} to {max(ranks)}{dense}" if ranks else ""
 
 
