@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from einlinear.laws.multiplier import linf_table as linf_table
     from einlinear.laws.observations import Observations as Observations
     from einlinear.laws.read import read_observations as read_observations
+    from einlinear.layers.engine.memory import keep_memory as keep_memory
     from einlinear.layers.linear import EinsumLinear as EinsumLinear
     from einlinear.layers.linear import SumLinear as SumLinear
-    from einlinear.layers.memory import keep_memory as keep_memory
     from einlinear.layers.moe.layers import MoEFeedForward as MoEFeedForward
     from einlinear.layers.moe.layers import MoELinear as MoELinear
     from einlinear.layers.moe.routing import Routing as Routing
@@ -158,7 +158,7 @@ _HOMES = {
     "clip_grad_norm_": "layers.moe.sharding",
     "full_state_dict": "layers.moe.sharding",
     "tune": "layers.tune",
-    "keep_memory": "layers.memory",
+    "keep_memory": "layers.engine.memory",
     "convert_": "models.convert.convert",
     "plan_conversion": "models.convert.convert",
     "Conversion": "models.convert.conversion",

@@ -15,7 +15,7 @@ from einlinear.cli.progress import case_progress
 from einlinear.cli.terminal import columns, console, write
 from einlinear.errors import EinlinearError
 from einlinear.files.whole import write_whole
-from einlinear.layers.memory import keep_memory_if_possible
+from einlinear.layers.engine.memory import keep_memory_if_possible
 from einlinear.show.tables import wrapped
 from einlinear.structures.values import whole_number
 

@@ -12,7 +12,7 @@ import tyro
 from einlinear.cli.progress import case_progress
 from einlinear.cli.terminal import columns, console, say, write
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.memory import keep_memory_if_possible
+from einlinear.layers.engine.memory import keep_memory_if_possible
 
 if TYPE_CHECKING:
     from einlinear.bench.recommend import Recommendation

@@ -15,7 +15,7 @@ from einlinear.cli.arguments import flags_class
 from einlinear.cli.commands.prepare import kept_text
 from einlinear.cli.terminal import columns, console, print_facts, say
 from einlinear.errors import EinlinearError
-from einlinear.layers.memory import keep_memory_if_possible
+from einlinear.layers.engine.memory import keep_memory_if_possible
 from einlinear.runs.config import RunConfig
 from einlinear.runs.config_file import read_run
 from einlinear.show.numbers import FLOPS_PER_MAC

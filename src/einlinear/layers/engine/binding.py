@@ -367,7 +367,7 @@ def run_engine(name: str, arguments: CallArguments | GateArguments) -> None:
         raise _failure(code)
 
 
-def comparison(
+def factor_comparison(
     arguments: CallArguments, addresses: Sequence[int], sizes: Sequence[int]
 ) -> Callable[[], int]:
     """A function: are the factors of a call, bit for bit, what they are now?

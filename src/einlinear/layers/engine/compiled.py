@@ -166,7 +166,9 @@ class LayerCall:
 
     def comparison(self) -> Callable[[], int]:
         """A function: are the factors, while they stay in place, bit for bit what they are now?"""
-        return binding.comparison(self._arguments, self.factors.addresses, self.factors.sizes)
+        return binding.factor_comparison(
+            self._arguments, self.factors.addresses, self.factors.sizes
+        )
 
     def forward(self, x: Tensor, scales: int = 0, *, has_bias: bool = True) -> Tensor:
         """W x + b for the last axis of x; scales are written to an address.

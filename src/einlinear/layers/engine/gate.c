@@ -81,6 +81,8 @@ static int start_gate(Gate *g, const GateArguments *of) {
     if (g->block < 12) g->block = 12;
     const double macs = (double)of->tokens * (double)of->width * (double)of->num_experts;
     g->workers = count_workers(macs, (of->tokens + g->block - 1) / g->block, of->threads);
+    const long most = (of->tokens + g->workers - 1) / g->workers;  // tokens of a worker
+    if (g->block > most) g->block = most > 0 ? most : 1;
     return STATUS_OK;
 }
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from einlinear.errors import EinlinearError
 from einlinear.layers.export.cola import cola_module
-from einlinear.layers.kronecker import KroneckerLinear
+from einlinear.layers.export.kronecker import KroneckerLinear
 from einlinear.layers.linear import EinsumLinear
 from einlinear.structures.named import dense, low_rank
 from einlinear.structures.structure import Structure

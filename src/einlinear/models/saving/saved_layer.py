@@ -11,7 +11,7 @@ from torch import nn
 
 from einlinear.errors import EinlinearError
 from einlinear.files.fields import typed
-from einlinear.layers.kronecker import KroneckerLinear
+from einlinear.layers.export.kronecker import KroneckerLinear
 from einlinear.layers.linear import EinsumLinear, SumLinear
 from einlinear.layers.moe.layers import MoEFeedForward, MoELinear
 from einlinear.layers.scaling import ExpertNorm, FactorInit

@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any
 
 from einlinear.errors import EinlinearError
-from einlinear.layers.memory import keep_memory_if_possible
+from einlinear.layers.engine.memory import keep_memory_if_possible
 from einlinear.sweeps.executors.child import speak
 from einlinear.sweeps.job import Job
 from einlinear.sweeps.plan import PlanRequest

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import einlinear as el
-from einlinear.layers import memory
+from einlinear.layers.engine import memory
 
 HAS_GLIBC = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
 
@@ -13,7 +13,7 @@ HAS_GLIBC = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
 # first use would fault anyway, so only the second block counts. "plain" only imports the module.
 FAULTS = """
 import ctypes, resource, sys
-from einlinear.layers.memory import keep_memory
+from einlinear.layers.engine.memory import keep_memory
 if sys.argv[1] == "kept":
     keep_memory()
 libc = ctypes.CDLL(None)
