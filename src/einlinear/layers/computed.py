@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -92,9 +93,9 @@ class ComputedWeight(Tensor):
 class ComputedLinear(nn.Module):
     """A layer whose weight is computed when it is read, for code that expects an nn.Linear."""
 
+    @abstractmethod
     def to_dense(self) -> Tensor:
         """The effective weight, (out_features, in_features), like nn.Linear.weight."""
-        raise NotImplementedError
 
     @property
     def weight(self) -> Tensor:

@@ -9,7 +9,6 @@ Legend: t tokens, d inputs, o outputs.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import is_
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from einlinear.layers.cost import MOST_KEPT
-from einlinear.layers.eager import saved_gradients
+from einlinear.layers.eager import save_call, saved_gradients
 from einlinear.layers.engine import compiled
 from einlinear.structures.plan import Plan
 
@@ -103,15 +102,9 @@ class _Dense(torch.autograd.Function):
         bias: Tensor | None,
         *factors: Tensor,
     ) -> Tensor:
-        ctx.has_x = True in ctx.needs_input_grad[3:]
-        if ctx.has_x:
-            ctx.save_for_backward(x, *factors)
-        else:
-            ctx.save_for_backward(*factors)
-        ctx.scales = None if call.stds is None else array("d", call.stds)
-        at = 0 if ctx.scales is None else ctx.scales.buffer_info()[0]
+        at = save_call(ctx, call, x, factors)
         weight_do = call.forward(_identity(call.d_in, call.dtype), at, has_bias=False)
-        ctx.call, ctx.weight_od = call, weight_do.t()
+        ctx.weight_od = weight_do.t()
         if x.dim() == 2 and bias is not None:
             return torch.addmm(bias, x, weight_do)
         return torch.nn.functional.linear(x, ctx.weight_od, bias)

@@ -43,18 +43,7 @@ class _Eager(torch.autograd.Function):
         bias: Tensor | None,
         *factors: Tensor,
     ) -> Tensor:
-        # With frozen factors the input is not needed: it may be changed or freed.
-        ctx.has_x = True in ctx.needs_input_grad[3:]
-        if ctx.has_x:
-            ctx.save_for_backward(x, *factors)
-        else:
-            ctx.save_for_backward(*factors)
-        ctx.call = call
-        if call.stds is None:
-            ctx.scales = None
-            return call.forward(x)
-        ctx.scales = array("d", call.stds)  # the engine writes them
-        return call.forward(x, ctx.scales.buffer_info()[0])
+        return call.forward(x, save_call(ctx, call, x, factors))
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
@@ -73,6 +62,21 @@ def _engine_gradients(
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
     return call.backward(x, factors, grad_y, wanted, ctx.scales)
+
+
+def save_call(ctx: Any, call: compiled.LayerCall, x: Tensor, factors: Sequence[Tensor]) -> int:
+    """Save what `saved_gradients` reads; return where the engine writes scales, 0 if it has none.
+
+    With frozen factors the input is not needed: it may be changed or freed.
+    """
+    ctx.call = call
+    ctx.has_x = True in ctx.needs_input_grad[3:]
+    if ctx.has_x:
+        ctx.save_for_backward(x, *factors)
+    else:
+        ctx.save_for_backward(*factors)
+    ctx.scales = None if call.stds is None else array("d", call.stds)
+    return 0 if ctx.scales is None else ctx.scales.buffer_info()[0]
 
 
 def saved_gradients(
