@@ -255,8 +255,12 @@ class Conversion:
             most = max(few, key=lambda fit: fit.samples)
             notes.append(
                 f"too few calibration inputs for {layer_list([fit.names for fit in few], 5)}: "
-                f"at most {most.samples:,}, and a layer needs as many as it has inputs, better ten "
-                "times as many"
+                f"at most {most.samples:,}, and a layer needs "
+                + (
+                    "ten times as many as it has inputs, to fit the original model"
+                    if self.is_anchored
+                    else "as many as it has inputs, better ten times as many"
+                )
             )
         return notes
 
