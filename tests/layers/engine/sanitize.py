@@ -20,6 +20,7 @@ from pathlib import Path
 import einlinear as el
 from einlinear.layers.engine import abi, flat
 from einlinear.layers.engine.abi import Activation, EngineDtype, ProgramHeader
+from einlinear.layers.engine.cache import SMALL, Cache
 from einlinear.structures.edges import all_edges
 
 HERE = Path(__file__).parent
@@ -72,6 +73,11 @@ def draw_plan(rng: random.Random) -> el.Plan:
             return plan
 
 
+def program_of(rng: random.Random, plan: el.Plan, blocks: tuple[int, int] | None) -> list[int]:
+    """A flat program for a small or a large cache."""
+    return [*flat.compile_program(plan, blocks, rng.choice([SMALL, Cache(48 * 1024, 12)])).numbers]
+
+
 def draw_case(rng: random.Random) -> list[int]:
     """The numbers of a case as sanitize.c reads them.
 
@@ -82,10 +88,10 @@ def draw_case(rng: random.Random) -> list[int]:
     most = int(min(70, max(4, 15e4 // plan.macs)))
     tokens = rng.randint(1, most) if rng.random() < 0.98 else 0
     if rng.random() < 0.8:
-        numbers = list(flat.compile_program(plan, (rng.randint(1, 12), rng.randint(1, 12))).numbers)
+        numbers = program_of(rng, plan, (rng.randint(1, 12), rng.randint(1, 12)))
         numbers[ProgramHeader.MACS] = 10**9
     else:
-        numbers = list(flat.compile_program(plan).numbers)
+        numbers = program_of(rng, plan, None)
     everything = 2 ** (2 + len(plan.steps)) - 1
     wanted = everything if rng.random() < 0.6 else rng.randint(0, everything)
     dtype = rng.choice(list(EngineDtype))
@@ -131,7 +137,7 @@ def draw_expert_case(rng: random.Random) -> list[int]:
     tokens = [token for own in experts for token in own]
     ends = list(accumulate(len(own) for own in experts))
     blocks = (rng.randint(1, 12), rng.randint(1, 12))
-    numbers = list(flat.compile_program(plan, blocks if rng.random() < 0.8 else None).numbers)
+    numbers = program_of(rng, plan, blocks if rng.random() < 0.8 else None)
     numbers[ProgramHeader.MACS] = 10**9
     takes, adds = rng.random() < 0.7, rng.random() < 0.7
     everything = 2 ** (3 + len(plan.steps)) - 1
@@ -158,7 +164,7 @@ def draw_net_case(rng: random.Random) -> list[int]:
     numbers = [*head, rng.choice(list(Activation)), len(plans)]
     blocks = (rng.randint(1, 12), rng.randint(1, 12)) if rng.random() < 0.8 else None
     for plan in plans:
-        program = list(flat.compile_program(plan, blocks).numbers)
+        program = program_of(rng, plan, blocks)
         program[ProgramHeader.MACS] = 10**9
         numbers += [len(program), *program]
     return numbers

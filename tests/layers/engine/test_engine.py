@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -13,6 +14,7 @@ from cases import STRUCTURES, structures
 from einlinear import make_plan
 from einlinear.errors import EinlinearError
 from einlinear.layers.engine import binding
+from einlinear.layers.engine.cache import SMALL, Cache
 from einlinear.layers.engine.flat import compile_program
 from layers.engine.test_flat import reference
 
@@ -25,6 +27,7 @@ EXAMPLES = 50  # random structures per target and dtype
 MANY = int(os.environ.get("EINLINEAR_RANDOM_STRUCTURES", "4500"))  # the same in the slow test
 LARGEST = 10**7  # products that the oracle adds up for a random structure
 GUARD = 7.5  # exact in every dtype
+CACHES = (SMALL, Cache(48 * 1024, 12))
 
 
 @pytest.fixture(params=TARGETS)
@@ -202,10 +205,11 @@ def test_token_counts(name, tokens, target):
         for widths in ((2500, 64), (64, 2500), (2401, 61))
     ],
 )
-def test_gathered_steps(name, d_in, d_out, dtype, target):
+def test_gathered_steps(name, d_in, d_out, dtype, target, monkeypatch):
     """Steps whose numbers are gathered first; random structures of small widths have few."""
     plan = make_plan(STRUCTURES[name], d_in, d_out)
-    assert compile_program(plan).header["scratch"] > 0
+    assert compile_program(plan, cache=SMALL).header["scratch"] > 0
+    monkeypatch.setitem(binding._prepared, id(plan), binding._Prepared(plan, cache=SMALL))
     for tokens, threads in ((1, 1), (13, 1), (70, 2)):
         check(Case(plan, tokens, dtype), threads)
 
@@ -218,17 +222,20 @@ random_cases = given(
     st.sampled_from(TOKENS[1:]),
     st.integers(0, 5),
     st.integers(1, 3),
+    st.sampled_from(CACHES),
 )
 
 
-def check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads):
+def check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads, cache):
     plan = make_plan(s, d_in, d_out)
     assume(tokens * prod(plan.sizes.values()) <= LARGEST)
     binding.set_target(target_name)
+    binding._prepared[id(plan)] = binding._Prepared(plan, cache=cache)
     try:
         check(Case(plan, tokens, dtype, gap=gap), threads)
     finally:
         binding.set_target()
+        del binding._prepared[id(plan)]
 
 
 @pytest.mark.no_cover
@@ -236,8 +243,8 @@ def check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads):
 @pytest.mark.parametrize("target_name", TARGETS)
 @settings(max_examples=EXAMPLES)
 @random_cases
-def test_random_structures(target_name, dtype, s, d_in, d_out, tokens, gap, threads):
-    check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads)
+def test_random_structures(target_name, dtype, s, d_in, d_out, tokens, gap, threads, cache):
+    check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads, cache)
 
 
 @pytest.mark.slow
@@ -245,8 +252,8 @@ def test_random_structures(target_name, dtype, s, d_in, d_out, tokens, gap, thre
 @pytest.mark.parametrize("target_name", TARGETS)
 @settings(max_examples=MANY)
 @random_cases
-def test_many_random_structures(target_name, dtype, s, d_in, d_out, tokens, gap, threads):
-    check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads)
+def test_many_random_structures(target_name, dtype, s, d_in, d_out, tokens, gap, threads, cache):
+    check_random(target_name, dtype, s, d_in, d_out, tokens, gap, threads, cache)
 
 
 def bits(values):
@@ -268,12 +275,12 @@ def test_forward_does_not_depend_on_threads_or_company(name, d_in, d_out, dtype,
     assert (bits(np.concatenate(alone)) == bits(together)).all()
 
 
-def test_block_sizes_change_nothing(monkeypatch):
+def test_block_sizes_and_caches_change_nothing(monkeypatch):
     plan = make_plan(STRUCTURES["btt(rank=2)"], 256, 192)
     case = Case(plan, 100)
     expected = case.forward()
-    for tokens in ((1, 1), (5, 7), (12, 24), (100, 100)):
-        monkeypatch.setitem(binding._prepared, id(plan), binding._Prepared(plan, tokens))
+    for tokens, cache in product(((1, 1), (5, 7), (12, 24), (100, 100)), CACHES):
+        monkeypatch.setitem(binding._prepared, id(plan), binding._Prepared(plan, tokens, cache))
         assert (bits(case.forward()) == bits(expected)).all()
         check(case, threads=2)
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from cases import STRUCTURES, structures
 from einlinear import make_plan
+from einlinear.layers.engine.cache import SMALL, Cache, first_level
 from einlinear.layers.engine.flat import LINE, compile_program
 from kit import interpreter
 
@@ -46,9 +47,9 @@ def numbers(plan, tokens, seed=0):
     return x, factors, grad_y
 
 
-def check(plan, tokens):
+def check(plan, tokens, cache=None):
     x, factors, grad_y = numbers(plan, tokens)
-    program = compile_program(plan)
+    program = compile_program(plan, cache=cache)
     y, grad_x, grads = reference(plan, x, factors, grad_y)
     flat = [f.ravel() for f in factors]
     np.testing.assert_allclose(interpreter.run(program, tokens, x, flat), y, atol=1e-9)
@@ -60,9 +61,15 @@ def check(plan, tokens):
 
 @pytest.mark.no_cover
 @settings(max_examples=150)
-@given(structures(), st.integers(1, 24), st.integers(1, 24), st.integers(1, 3))
-def test_flat_programs_are_the_equation_and_its_derivatives(s, d_in, d_out, tokens):
-    check(make_plan(s, d_in, d_out), tokens)
+@given(
+    structures(),
+    st.integers(1, 24),
+    st.integers(1, 24),
+    st.integers(1, 3),
+    st.sampled_from([SMALL, Cache(48 * 1024, 12)]),
+)
+def test_flat_programs_are_the_equation_and_its_derivatives(s, d_in, d_out, tokens, cache):
+    check(make_plan(s, d_in, d_out), tokens, cache)
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -79,3 +86,11 @@ def test_a_flat_program_can_be_read():
     text = str(compile_program(make_plan(STRUCTURES["btt(rank=2)"], 64, 64)))
     assert "y[tokens by row, 8] = sum of 16" in text
     assert "transposed A" in text
+
+
+def test_the_cache_of_this_machine_is_plausible():
+    cache = first_level()
+    assert 4 * 1024 <= cache.size <= 2**20
+    assert 1 <= cache.ways <= 64
+    assert SMALL.is_large is False
+    assert Cache(48 * 1024, 12).is_large

@@ -40,7 +40,7 @@ def test_cases_of_experts_are_of_all_kinds():
     """Rows of tokens and of pairs, many pairs of a token, idle experts, one with all, no pairs."""
     rng = sanitize.random.Random(0)
     kinds = set()
-    for _ in range(45):
+    for _ in range(120):
         dtype, _, norm, weighted, bias, wanted, takes, adds, *rest = sanitize.draw_expert_case(rng)
         num_experts, num_tokens, num_pairs, _, *numbers = rest
         ends, tokens = numbers[:num_experts], numbers[num_experts : num_experts + num_pairs]
@@ -65,7 +65,7 @@ def test_cases_of_experts_are_of_all_kinds():
 def test_cases_of_nets_are_of_all_kinds():
     """Every dtype and activation, with and without a gate, some without some gradients."""
     rng = sanitize.random.Random(0)
-    cases = [sanitize.draw_net_case(rng) for _ in range(45)]
+    cases = [sanitize.draw_net_case(rng) for _ in range(120)]
     assert {case[0] for case in cases} == {0, 1, 2}
     assert {case[6] for case in cases} == {0, 1, 2, 3}
     assert {case[7] for case in cases} == {2, 3}

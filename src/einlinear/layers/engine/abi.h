@@ -8,7 +8,7 @@
 
 /* Versions, lengths of entries, and limits. */
 enum {
-    PROGRAM_VERSION = 4,
+    PROGRAM_VERSION = 5,
     TOKENS_EXTENT = -1,
     LOOP_LENGTH = 4,
     DIM_LENGTH = 3,
@@ -29,12 +29,13 @@ enum {
     HEADER_BLOCK = 7,
     HEADER_CHUNK = 8,
     HEADER_SCRATCH = 9,
-    HEADER_ROW_BUFFERS = 10,
-    HEADER_FORWARD = 11,
-    HEADER_BACKWARD = 12,
-    HEADER_TRANSPOSES = 13,
-    HEADER_COLLECTS = 14,
-    HEADER_LENGTH = 15,
+    HEADER_COPIES_ROWS = 10,
+    HEADER_ROW_BUFFERS = 11,
+    HEADER_FORWARD = 12,
+    HEADER_BACKWARD = 13,
+    HEADER_TRANSPOSES = 14,
+    HEADER_COLLECTS = 15,
+    HEADER_LENGTH = 16,
 };
 
 /* Fields at the start of every operation. */
@@ -140,7 +141,7 @@ enum {
 
 /* Identifies this list. */
 enum {
-    ABI_FINGERPRINT = 1242532882,
+    ABI_FINGERPRINT = 737444820,
 };
 
 /* The arguments of every call of a program; fields that are not set are 0 or NULL. */

@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 from zlib import crc32
 
-PROGRAM_VERSION = 4
+PROGRAM_VERSION = 5
 """Increase it when a program or a call keeps its layout but changes its meaning."""
 TOKENS_EXTENT = -1
 LOOP_LENGTH = 4
@@ -39,12 +39,13 @@ class ProgramHeader(IntEnum):
     BLOCK = 7
     CHUNK = 8
     SCRATCH = 9
-    ROW_BUFFERS = 10
-    FORWARD = 11
-    BACKWARD = 12
-    TRANSPOSES = 13
-    COLLECTS = 14
-    LENGTH = 15
+    COPIES_ROWS = 10
+    ROW_BUFFERS = 11
+    FORWARD = 12
+    BACKWARD = 13
+    TRANSPOSES = 14
+    COLLECTS = 15
+    LENGTH = 16
 
 
 class OpField(IntEnum):

@@ -30,6 +30,7 @@ from einlinear.layers.engine.abi import (
     Target,
     abi_fingerprint,
 )
+from einlinear.layers.engine.cache import Cache
 from einlinear.layers.engine.flat import compile_program
 from einlinear.structures.plan import Plan
 
@@ -299,8 +300,10 @@ def _library() -> _Library:
 class _Prepared:
     """A plan with its flat program in memory."""
 
-    def __init__(self, plan: Plan, tokens: tuple[int, int] | None = None):
-        numbers = compile_program(plan, tokens).numbers
+    def __init__(
+        self, plan: Plan, tokens: tuple[int, int] | None = None, cache: Cache | None = None
+    ):
+        numbers = compile_program(plan, tokens, cache).numbers
         self.plan = plan
         self.numbers = (ctypes.c_int64 * len(numbers))(*numbers)
         self.program = ctypes.addressof(self.numbers)

@@ -127,9 +127,9 @@ void prepare_backward(Call *call, const CallArguments *arguments);
 void finish_backward(Call *call, const CallArguments *arguments);
 
 /* Whether to copy rows for a backward pass: a weight gradient reads columns, and rows a power of two
-   apart would share a few cache sets. */
+   apart share a few sets of the first-level cache, which not every processor can bear. */
 static inline int is_aliased(const Call *call, long row) {
-    return row * call->size % (PAGE / 4) == 0;
+    return call->program[HEADER_COPIES_ROWS] && row * call->size % (PAGE / 4) == 0;
 }
 
 /* ---- feedforward.c: layers and an activation between them ---- */

@@ -35,6 +35,7 @@ from einlinear.layers.engine.abi import (
     OpRole,
     ProgramHeader,
 )
+from einlinear.layers.engine.cache import Cache, first_level
 from einlinear.layers.engine.program import TOKENS, Buffer, Product, make_program
 from einlinear.structures.plan import Plan
 
@@ -46,16 +47,23 @@ _SCATTERED_K_BLOCK = 64  # the same if every term is in another cache line
 _W_BLOCK = 32 * 1024  # numbers of W that all rows use before the next
 _GROUP_W = 16 * 1024  # numbers of W in a group of loop indices
 _GATHER_N = 48  # uses of a number of S that pay for gathering it
-_MANY_WEIGHTS = 2**20  # more weights than this are read again for every block: use larger blocks
+_MANY_WEIGHTS = 2**18  # more weights than this are read again for every block: use larger blocks
 
 
-def tokens_at_a_time(plan: Plan) -> tuple[int, int]:
+def tokens_at_a_time(plan: Plan, cache: Cache) -> tuple[int, int]:
     """How many tokens at a time go through all steps, forward and backward."""
-    if plan.params > _MANY_WEIGHTS:
+    is_narrow = 4 * plan.inner_width <= plan.d_in_padded
+    if cache.is_large:
+        # A weight gradient reads 12 numbers per token, each from a cache line of its own.
+        is_many = plan.params > _MANY_WEIGHTS
+        if is_narrow:
+            return 96, 96 if is_many else 48
+        return 48 if is_many else 36, 36
+    if plan.params > 4 * _MANY_WEIGHTS:
         return 96, 96
-    width = plan.d_in_padded + plan.d_out_padded + 2 * plan.inner_width
-    if 4 * plan.inner_width <= plan.d_in_padded:
+    if is_narrow:
         return 96, 64
+    width = plan.d_in_padded + plan.d_out_padded + 2 * plan.inner_width
     return 24, min(64, max(24, 196608 // width))
 
 
@@ -147,8 +155,15 @@ class _Padded(Buffer):
 
 
 @lru_cache(maxsize=4096)
-def compile_program(plan: Plan, tokens: tuple[int, int] | None = None) -> FlatProgram:
-    """The flat program of a plan; `tokens` overrides `tokens_at_a_time`."""
+def compile_program(
+    plan: Plan, tokens: tuple[int, int] | None = None, cache: Cache | None = None
+) -> FlatProgram:
+    """The flat program of a plan.
+
+    tokens: overrides `tokens_at_a_time`.
+    cache: the first-level cache to run in; that of this machine if left out.
+    """
+    cache = cache or first_level()
     program = make_program(plan, "outer")
     count = len(plan.steps)
     outs = [product.out for product in (*program.forward[:-1], *program.input_gradients[1:])]
@@ -159,7 +174,9 @@ def compile_program(plan: Plan, tokens: tuple[int, int] | None = None) -> FlatPr
     names += [f"transposed {factor}" for factor in factors] + [f"g{factor}" for factor in factors]
     number = {name: i for i, name in enumerate(names)}
 
-    forward = [_multiply(number, p, OpRole.FORWARD, i) for i, p in enumerate(program.forward)]
+    forward = [
+        _multiply(number, p, OpRole.FORWARD, i, cache) for i, p in enumerate(program.forward)
+    ]
     backward = forward[:-1]
     transposes, collects = [], []
     transposed_sizes = [0] * count
@@ -168,16 +185,15 @@ def compile_program(plan: Plan, tokens: tuple[int, int] | None = None) -> FlatPr
         if pack:
             backward.append(_copy(number, *pack, OpRole.PACK, i))
         weights = program.weight_gradients[i]
-        backward.append(_multiply(number, weights, OpRole.WEIGHT_GRADIENT, i))
+        backward.append(_multiply(number, weights, OpRole.WEIGHT_GRADIENT, i, cache))
         collects.append(_copy(number, factor, weights.out, OpRole.COLLECT, i))
         inputs = program.input_gradients[i]
         shape = inputs.right.edges, inputs.right.sizes, "none"
         transposed = _Padded(f"transposed {factor.name}", *shape, step.fan_in)
         transposed_sizes[i] = transposed.width
         transposes.append(_copy(number, transposed, factor, OpRole.TRANSPOSE, i))
-        backward.append(
-            _multiply(number, replace(inputs, right=transposed), OpRole.INPUT_GRADIENT, i)
-        )
+        inputs = replace(inputs, right=transposed)
+        backward.append(_multiply(number, inputs, OpRole.INPUT_GRADIENT, i, cache))
 
     widths = [plan.d_in_padded, plan.d_out_padded, plan.d_out_padded, plan.d_in_padded]
     rows = [_row(width) for width in (*widths, *inner.values())]
@@ -200,7 +216,13 @@ def compile_program(plan: Plan, tokens: tuple[int, int] | None = None) -> FlatPr
         count,
     ]
     scratch = max([_scratch(op) for op in (*forward, *backward)])
-    header += [*(tokens or tokens_at_a_time(plan)), scratch, len(rows), *places]
+    header += [
+        *(tokens or tokens_at_a_time(plan, cache)),
+        scratch,
+        int(not cache.is_large),
+        len(rows),
+        *places,
+    ]
     return FlatProgram(plan, (*header, *rows, *sizes, *transposed_sizes, *body), tuple(names))
 
 
@@ -217,7 +239,9 @@ def _row(width: int) -> int:
     return (-(-width // LINE) | 1) * LINE
 
 
-def _multiply(number: dict[str, int], product: Product, role: int, step: int) -> list[int]:
+def _multiply(
+    number: dict[str, int], product: Product, role: int, step: int, cache: Cache
+) -> list[int]:
     buffers = (product.out, product.left, product.right)
     sizes: dict[str, int] = {TOKENS: TOKENS_EXTENT}
     for buffer in buffers:
@@ -238,7 +262,8 @@ def _multiply(number: dict[str, int], product: Product, role: int, step: int) ->
     s_i, s_k = stride(product.m, left), stride(product.k, left)
     m, n, k = extent(product.m), extent(product.n), extent(product.k)
     length, apart = (k, s_k) if m == TOKENS_EXTENT else (m, s_i)  # of S for one token
-    gather = near == 1 < apart and min(loops[-1][0], length) >= 8 and n >= _GATHER_N
+    is_long = min(loops[-1][0], length) >= 8 if loops else False
+    gather = near == 1 < apart and is_long and n >= _GATHER_N and not cache.is_large
     if gather:
         group = 8 if k == TOKENS_EXTENT and length * n >= 4096 else LINE
     elif near < LINE and s_k != 1:

@@ -24,6 +24,9 @@
 #define UNROLL _Pragma("GCC unroll 24")
 #endif
 
+/* Cache lines of S per row of a tile: of up to as many, those of 12 rows fit in cache. */
+enum { MOST_SCATTERED = 48 };
+
 /* The compiler must not derive this address from another one. */
 #define OPAQUE(address) __asm__("" : "+r"(address))
 
@@ -106,7 +109,7 @@ INLINE __attribute__((target("avx2,fma"))) void transpose8(const float *from, lo
 #undef ROWS
 
 #define TARGET __attribute__((target("avx512f,avx2,fma")))
-#define ROWS 8 /* more would push S and C out of the ways of a cache set: see performance.md */
+#define ROWS 12
 #define REAL float
 #define VEC __m512
 #define V 16
