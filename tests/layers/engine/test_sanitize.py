@@ -40,7 +40,7 @@ def test_cases_of_experts_are_of_all_kinds():
     """Rows of tokens and of pairs, many pairs of a token, idle experts, one with all, no pairs."""
     rng = sanitize.random.Random(0)
     kinds = set()
-    for _ in range(120):
+    for _ in range(400):
         dtype, _, norm, weighted, bias, wanted, takes, adds, *rest = sanitize.draw_expert_case(rng)
         num_experts, num_tokens, num_pairs, _, *numbers = rest
         ends, tokens = numbers[:num_experts], numbers[num_experts : num_experts + num_pairs]
