@@ -58,6 +58,8 @@ def tokens_at_a_time(plan: Plan, cache: Cache) -> tuple[int, int]:
         is_many = plan.params > _MANY_WEIGHTS
         if is_narrow:
             return 96, 96 if is_many else 48
+        if len(plan.steps) > 2 and not is_many:
+            return 12, 24  # little arithmetic per number of an intermediate: keep these close
         return 48 if is_many else 36, 36
     if plan.params > 4 * _MANY_WEIGHTS:
         return 96, 96

@@ -26,8 +26,13 @@ INLINE TARGET void NAME(tile)(const int R, const int NV, const int PART, const R
     VEC acc[24];
     const long s_i = p->s_i, c_i = p->c_i, s_k = p->s_k, w_k = p->w_k;
     if (add) {
-        UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < NV; j++) acc[i * NV + j] =
-            PART && j == NV - 1 ? MLOAD(c + i * c_i + j * V, mask) : LOAD(c + i * c_i + j * V);
+        const REAL *from = c; /* its address is found again at the end: there are few registers */
+        OPAQUE(from);
+        UNROLL for (int i = 0; i < R; i++) {
+            UNROLL for (int j = 0; j < NV; j++) acc[i * NV + j] =
+                PART && j == NV - 1 ? MLOAD(from + j * V, mask) : LOAD(from + j * V);
+            from += c_i;
+        }
     } else {
         UNROLL for (int i = 0; i < R * NV; i++) acc[i] = SPLAT(0);
     }
@@ -55,11 +60,15 @@ INLINE TARGET void NAME(tile)(const int R, const int NV, const int PART, const R
             UNROLL for (int i = 0; i < R; i++) acc[i * NV + j] = FMA(acc[i * NV + j], scale, shift);
         }
     }
-    UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < NV; j++) {
-        if (PART && j == NV - 1)
-            MSTORE(c + i * c_i + j * V, mask, acc[i * NV + j]);
-        else
-            STORE(c + i * c_i + j * V, acc[i * NV + j]);
+    OPAQUE(c);
+    UNROLL for (int i = 0; i < R; i++) {
+        UNROLL for (int j = 0; j < NV; j++) {
+            if (PART && j == NV - 1)
+                MSTORE(c + j * V, mask, acc[i * NV + j]);
+            else
+                STORE(c + j * V, acc[i * NV + j]);
+        }
+        c += c_i;
     }
 }
 
