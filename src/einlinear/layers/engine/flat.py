@@ -44,6 +44,7 @@ LINE = 16  # numbers in a cache line
 # Measured: how many numbers of each kind fit in cache together.
 _K_BLOCK = 256  # terms of a sum before the next rows
 _SCATTERED_K_BLOCK = 64  # the same if every term is in another cache line
+_SCATTERED_TOKENS = 36  # and of a weight gradient
 _W_BLOCK = 32 * 1024  # numbers of W that all rows use before the next
 _GROUP_W = 16 * 1024  # numbers of W in a group of loop indices
 _GATHER_N = 48  # uses of a number of S that pay for gathering it
@@ -54,13 +55,12 @@ def tokens_at_a_time(plan: Plan, cache: Cache) -> tuple[int, int]:
     """How many tokens at a time go through all steps, forward and backward."""
     is_narrow = 4 * plan.inner_width <= plan.d_in_padded
     if cache.is_large:
-        # A weight gradient reads 12 numbers per token, each from a cache line of its own.
         is_many = plan.params > _MANY_WEIGHTS
         if is_narrow:
             return 96, 96 if is_many else 48
         if len(plan.steps) > 2 and not is_many:
             return 12, 24  # little arithmetic per number of an intermediate: keep these close
-        return 48 if is_many else 36, 36
+        return (96, 2 * _SCATTERED_TOKENS) if is_many else (36, _SCATTERED_TOKENS)
     if plan.params > 4 * _MANY_WEIGHTS:
         return 96, 96
     if is_narrow:
@@ -272,7 +272,11 @@ def _multiply(
         group = LINE // near
     else:
         group = max(1, _GROUP_W // (n * max(k, 32)))
-    k_block = _SCATTERED_K_BLOCK if s_k >= LINE and not gather else _K_BLOCK
+    is_scattered = not gather and apart >= LINE
+    if is_scattered and k == TOKENS_EXTENT:
+        k_block = _SCATTERED_TOKENS
+    else:
+        k_block = _SCATTERED_K_BLOCK if is_scattered else _K_BLOCK
     n_block = max(32, _W_BLOCK // min(k_block, k if k > 0 else 64) // 32 * 32)
     places = [number[buffer.name] for buffer in buffers]
     strides = [stride(product.m, out), s_i, s_k, stride(product.k, right)]

@@ -206,7 +206,7 @@ static TARGET void NAME(multiply)(const int64_t *op, long tokens, void *const *b
     const int gathers = op[MULTIPLY_GATHER] != 0;
     const long num_q = rows_are_tokens ? k : rows, s_q = rows_are_tokens ? p.s_k : p.s_i;
     const int is_scattered = !gathers && s_q * (long)sizeof(REAL) >= 64;
-    const long wide = is_scattered && k > MOST_SCATTERED && ROWS > 8 ? 8 : ROWS;
+    const long wide = is_scattered && (k < k_block ? k : k_block) > MOST_SCATTERED && ROWS > 8 ? 8 : ROWS;
     const long most = n <= V ? 12 : wide, tiles = (rows + most - 1) / most;
     const long tile = rows / tiles, longer = rows % tiles;
     REAL *gathered = (REAL *)scratch;
