@@ -9,7 +9,7 @@ COVER =
 # Tests start many processes: with bytecode kept, each loads torch in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs lint test test-all sanitize bench bench-search results wheel clean
+.PHONY: demo docs lint test test-all sanitize sanitize-arm bench bench-search results wheel clean
 
 demo: .venv/demo-ready  ## the main job on embedded data: search for the best structure
 	$(BIN)/einlinear search examples/search.toml --out demo/search
@@ -35,6 +35,9 @@ test-all: test  ## the same with the slow tests
 
 sanitize: $(READY)  ## the compiled engine on random programs: ASan and UBSan, then TSan
 	$(BIN)/python tests/layers/engine/sanitize.py
+
+sanitize-arm: $(READY)  ## NEON on random programs, emulated; needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user-static
+	$(BIN)/python tests/layers/engine/sanitize.py --arm --cases 150 --expert-cases 40 --net-cases 30
 
 bench: $(READY)  ## layers against nn.Linear; how long plans, imports and the command line take
 	$(BIN)/python tests/bench_structures.py

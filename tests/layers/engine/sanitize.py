@@ -31,13 +31,15 @@ SANITIZERS = {
     "thread": ["-fsanitize=thread"],
 }
 FLAGS = [f"-I{FOLDER}", "-std=gnu11", "-O0", "-DUNROLL=", "-g", "-fno-omit-frame-pointer", "-Wall"]
-# Packages gcc-aarch64-linux-gnu and qemu-user-static of Debian: NEON, which no test machine has.
+# Packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user-static of Debian: NEON, which
+# not every test machine has.
 ARM, EMULATOR = ["aarch64-linux-gnu-gcc", "-static"], "qemu-aarch64-static"
 OPTIONS = {
     "ASAN_OPTIONS": "abort_on_error=0:detect_stack_use_after_return=1:strict_init_order=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "halt_on_error=1:exitcode=66",
 }
+TIMEOUT = 1800  # seconds of a run; on a fast machine it takes less than a tenth
 # At a great and a small width these have steps whose numbers are gathered, which is rare otherwise.
 GATHERED = [el.btt(rank=2), el.btt(rank=3), el.kronecker(), el.tensor_train(rank=3)]
 
@@ -211,6 +213,12 @@ def find_prefix(name: str, folder: Path) -> list[str] | str:
     return f"programs with the {name} sanitizer do not run here"
 
 
+def find_emulator() -> list[str] | str:
+    """What to put before a program for ARM, or why there can be none."""
+    missing = [tool for tool in (ARM[0], EMULATOR) if not shutil.which(tool)]
+    return f"there is no {' and no '.join(missing)}" if missing else [EMULATOR]
+
+
 def build(name: str, folder: Path) -> Path:
     """The engine and sanitize.c as a program."""
     program = folder / f"engine_{name}"
@@ -245,14 +253,14 @@ def main() -> int:
         counts = arguments.cases, arguments.expert_cases, arguments.net_cases
         write_cases(folder / "cases", *counts, arguments.seed)
         for name in ["arm"] if arguments.arm else SANITIZERS:
-            prefix = [EMULATOR] if arguments.arm else find_prefix(name, folder)
+            prefix = find_emulator() if arguments.arm else find_prefix(name, folder)
             if isinstance(prefix, str):
                 print(f"{name}: left out, {prefix}")
                 continue
             start = time.monotonic()
             program = build(name, folder)
             middle = time.monotonic()
-            done = run(name, program, folder / "cases", prefix, timeout=600)
+            done = run(name, program, folder / "cases", prefix, timeout=TIMEOUT)
             failures += done.returncode != 0
             seconds = f"built in {middle - start:.0f} s, run in {time.monotonic() - middle:.0f} s"
             print(f"{name}: {done.stdout.strip() or 'FAILED'}; {seconds}\n{done.stderr}", end="")

@@ -17,7 +17,7 @@ def test_random_programs_under_sanitizers(name, tmp_path):
         pytest.skip(prefix)
     sanitize.write_cases(tmp_path / "cases", CASES, EXPERT_CASES, NET_CASES, seed=1)
     program = sanitize.build(name, tmp_path)
-    done = sanitize.run(name, program, tmp_path / "cases", prefix, timeout=300)
+    done = sanitize.run(name, program, tmp_path / "cases", prefix, sanitize.TIMEOUT)
     assert done.returncode == 0, done.stderr
     assert f"{CASES} cases, {EXPERT_CASES} of experts and {NET_CASES} of nets" in done.stdout
     assert not done.stderr
