@@ -55,9 +55,9 @@ def tokens_at_a_time(plan: Plan, cache: Cache) -> tuple[int, int]:
     """How many tokens at a time go through all steps, forward and backward."""
     is_narrow = 4 * plan.inner_width <= plan.d_in_padded
     if cache.is_large:
-        is_many = plan.params > _MANY_WEIGHTS
         if is_narrow:
-            return 96, 96 if is_many else 48
+            return 96, 48
+        is_many = plan.params > _MANY_WEIGHTS
         if len(plan.steps) > 2 and not is_many:
             return 12, 24  # little arithmetic per number of an intermediate: keep these close
         return (96, 2 * _SCATTERED_TOKENS) if is_many else (36, _SCATTERED_TOKENS)
