@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 import einlinear as el
-from einlinear.layers.linear import situation
-from einlinear.layers.variants import choose_variant
+from einlinear.layers.variants import choose_variant, situation
 
 STRUCTURES = ("btt", "btt(rank=4)", "kronecker", "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)", "low_rank")
 WIDTHS = (16, 32, 64, 128, 256, 1024, 4096, 8192)
