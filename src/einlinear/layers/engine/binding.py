@@ -291,7 +291,8 @@ def set_array(
 
 def run_engine(name: str, arguments: CallArguments | GateArguments) -> None:
     """Call "forward", "backward", or one of these of "experts" or of a "gate"."""
-    code = _library().functions[name](ctypes.addressof(arguments))
+    library = _load()[0] or _library()
+    code = library.functions[name](ctypes.addressof(arguments))
     if code:
         raise failure(code)
 
