@@ -1,13 +1,15 @@
 """Is a structured layer ever slower than nn.Linear? Times both over widths, tokens and structures.
 
-    python tests/bench_grid.py FOLDER [--seconds 50] [--check]
+    python tests/bench_grid.py FOLDER [--widths 16 32 64] [--seconds 50]
+    python tests/bench_grid.py FOLDER --check
+    python tests/bench_grid.py FOLDER --fit
 
 Every case is one structure, width and number of tokens, forward alone or forward + backward, with
 bias and weight normalisation. nn.Linear and the layer, with each variant in turn, are timed in one
 process, in turns. Results are appended to FOLDER/grid.jsonl; run it again to go on after
 --seconds. --check prints how often the cost model's choice, and the best variant, take more than
 1.05 times as long as nn.Linear: for the half of the cases that the model is fitted to, and for the
-other half.
+other half. --fit prints the tables of layers/cost.py, fitted to the first half.
 """
 
 import argparse
@@ -16,12 +18,13 @@ import json
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import nn
 
 import einlinear as el
-from einlinear.layers.linear import situation
-from einlinear.layers.variants import choose_variant
+from einlinear.layers import cost
+from einlinear.layers.variants import choose_variant, situation
 
 STRUCTURES = ("btt", "btt(rank=4)", "kronecker", "theta(1/2,1/4,1/4,1/4,1/2,1/4,0)", "low_rank")
 WIDTHS = (16, 32, 64, 128, 256, 1024, 4096, 8192)
@@ -109,19 +112,84 @@ def check(rows):
                 print(f"    {ratio:.2f}  {variant:8} {case[0]}, width {case[1]}, {case[2]} tokens")
 
 
+def table_of(variant, width, both):
+    """The name of the table in layers/cost.py, and how many of its numbers a fit may change."""
+    if variant != "dense":
+        return "_BOTH" if both else "_FORWARD", 7
+    if width**2 > cost.MOST_KEPT:
+        return "_DENSE_BOTH" if both else "_DENSE_FORWARD", 5
+    return ("_SMALL_BOTH", 5) if both else ("_SMALL_FORWARD", 3)  # a kept matrix costs nothing
+
+
+def features(case, variant, table, count):
+    """The model's time for each coefficient alone, at 1: it is linear in them."""
+    structure, width, tokens, both = case
+    plan, known, found = el.make_plan(el.parse(structure), width, width), getattr(cost, table), []
+    length = len(known[variant] if isinstance(known, dict) else known)
+    for i in range(count):
+        ones = tuple(float(i == j) for j in range(length))
+        setattr(cost, table, {variant: ones} if isinstance(known, dict) else ones)
+        found.append(cost.nanoseconds(plan, tokens, variant, both, has_engine=True))
+    setattr(cost, table, known)
+    return found
+
+
+def least_squares(matrix, targets):
+    """The coefficients >= 0 with the least squared error: the best of all sets of positive ones.
+
+    Of equally good sets the last: a cost per call and one per step share what all cases have.
+    """
+    best, least = np.zeros(matrix.shape[1]), float(targets @ targets)
+    for chosen in itertools.product((False, True), repeat=matrix.shape[1]):
+        found = np.linalg.lstsq(matrix[:, chosen], targets, rcond=None)[0]
+        error = float(((matrix[:, chosen] @ found - targets) ** 2).sum())
+        if (found >= 0).all() and error <= least * (1 + 1e-9) + 1e-18:
+            best, least = np.zeros(matrix.shape[1]), min(error, least)
+            best[list(chosen)] = found
+    return best
+
+
+def fit(rows):
+    """By table and variant: coefficients with least squared relative errors, cases, usual error."""
+    groups = {}
+    for row in (r for r in rows if not is_held_out(*r["case"][:3])):
+        for variant in set(row["seconds"]) - {"nn.Linear"}:
+            table, count = table_of(variant, row["case"][1], row["case"][3])
+            groups.setdefault((table, variant, count), []).append(row)
+    fitted = {}
+    for (table, variant, count), found in sorted(groups.items()):
+        times = np.array([1e9 * row["seconds"][variant] for row in found])
+        matrix = np.array([features(row["case"], variant, table, count) for row in found])
+        numbers = least_squares(matrix / times[:, None], np.ones(len(times)))
+        error = float(np.median(np.abs(matrix @ numbers / times - 1)))
+        fitted[table, variant] = numbers, len(found), error
+    return fitted
+
+
+def print_fit(rows):
+    for (table, variant), (numbers, count, error) in fit(rows).items():
+        text = ", ".join(f"{number:.3g}" for number in numbers)
+        print(f"{table:15} {variant:8} ({text})  # {count} cases, usually {error:.0%} off")
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--widths", type=int, nargs="+", choices=WIDTHS, default=WIDTHS)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--fit", action="store_true")
     given = parser.parse_args()
     path = given.folder / "grid.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    if given.check:
-        return check(rows)
+    if given.check or given.fit:
+        return (check if given.check else print_fit)(rows)
     given.folder.mkdir(parents=True, exist_ok=True)
     done, start = {tuple(row["case"]) for row in rows}, perf_counter()
-    left = [case for case in cases() if case not in done]
+    wanted = [case for case in cases() if case[1] in given.widths]
+    left = [case for case in wanted if case not in done]
     for case in left:
         if perf_counter() - start > given.seconds:
             break
@@ -129,7 +197,7 @@ def main():
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         done.add(case)
-    print(f"{len(done)} of {len(cases())} cases are done")
+    print(f"{len(done & set(wanted))} of {len(wanted)} cases are done")
 
 
 if __name__ == "__main__":

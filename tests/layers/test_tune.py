@@ -9,9 +9,8 @@ from torch import nn
 import einlinear as el
 from einlinear import EinlinearError, EinsumLinear
 from einlinear.layers.cost import nanoseconds
-from einlinear.layers.linear import situation
 from einlinear.layers.measure import interleaved
-from einlinear.layers.variants import VARIANTS, choose_variant, fitting_variants
+from einlinear.layers.variants import VARIANTS, choose_variant, fitting_variants, situation
 
 
 def make():

@@ -11,10 +11,11 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+import bench_grid
 import einlinear as el
 from cases import STRUCTURES, WIDTHS, structures
 from einlinear import EinlinearError, make_plan
-from einlinear.layers import opaque, operators, strided
+from einlinear.layers import cost, opaque, operators, strided
 from einlinear.layers.engine import compiled
 from einlinear.layers.reference import dense_weight
 from einlinear.layers.variants import VARIANTS, choose_variant, multiply
@@ -334,3 +335,26 @@ def test_a_plan_that_nobody_handed_over_is_parsed_once(monkeypatch):
     assert opaque.plan_of(*key) == plan
     monkeypatch.setattr(opaque, "parse_structure", None)
     assert opaque.plan_of(*key) == plan
+
+
+def test_a_fit_finds_the_costs_that_times_were_made_of():
+    """Times of the model itself; the cost per call and per step only together: steps are two."""
+    rows = []
+    for structure, width, tokens, both in bench_grid.cases():
+        plan = make_plan(el.parse(structure), width, width)
+        times = {
+            variant: 1e-9 * cost.nanoseconds(plan, tokens, variant, both, has_engine=True)
+            for variant in bench_grid.VARIANTS
+        }
+        rows.append({"case": (structure, width, tokens, both), "seconds": times})
+    fitted = bench_grid.fit(rows)
+    assert len(fitted) == 10
+    for (table, variant), (numbers, _, error) in fitted.items():
+        known = getattr(cost, table)
+        assert error < 1e-6
+        if variant == "dense":
+            assert numbers == pytest.approx(known[: len(numbers)], rel=1e-4)
+        else:
+            call, step, *others = known[variant]
+            assert numbers[0] + 2 * numbers[1] == pytest.approx(call + 2 * step, rel=1e-4)
+            assert numbers[2:5] == pytest.approx(others[:3], rel=1e-4)

@@ -14,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from einlinear.bench.rows import LINEAR, BenchResult, BenchRow, check_fits, timing_fields
 from einlinear.errors import EinlinearError
-from einlinear.layers.linear import EinsumLinear, situation
+from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.measure import interleaved, peak_memory
+from einlinear.layers.variants import situation
 from einlinear.models.fusing.fuse import fuse_
 from einlinear.structures.values import whole_number
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from einlinear.errors import EinlinearError
+from einlinear.layers.projection.metric import Metric
+from einlinear.layers.scaling import FactorInit
+from einlinear.structures.structure import Structure, StructureSum
 
 PLACEHOLDER_SHAPE = (1,)
 """The shape of a weight in files for Hugging Face, so that no plain layer takes it for its own."""
@@ -93,6 +96,21 @@ class ComputedWeight(Tensor):
 class ComputedLinear(nn.Module):
     """A layer whose weight is computed when it is read, for code that expects an nn.Linear."""
 
+    in_features: int
+    out_features: int
+    weight_norm: bool
+    factor_init: FactorInit
+    bias: nn.Parameter | None
+
+    @property
+    @abstractmethod
+    def structure(self) -> Structure | StructureSum:
+        """The structure of the layer."""
+
+    @abstractmethod
+    def project_(self, weight: Tensor, metric: Metric | None = None) -> float:
+        """Set the factors to those closest to a dense weight; return the error."""
+
     @abstractmethod
     def to_dense(self) -> Tensor:
         """The effective weight, (out_features, in_features), like nn.Linear.weight."""
@@ -118,6 +136,15 @@ class ComputedLinear(nn.Module):
         """Load a state, also from a file for Hugging Face."""
         state_dict = without_placeholder(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def extra_repr(self) -> str:
+        """The arguments that print(layer) shows."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, structure={str(self.structure)!r}"
+            + ("" if self.weight_norm else ", weight_norm=False")
+            + ("" if self.factor_init == "spectral" else f", factor_init={self.factor_init!r}")
+        )
 
 
 def _not_replaced() -> EinlinearError:

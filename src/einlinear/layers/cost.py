@@ -19,7 +19,8 @@ _LANES = 8  # numbers in a vector
 # axes, each number it moves along shared axes, each number that a small matrix reads or writes.
 # Fitted to five structures at widths 16 to 8192 and 1 to 8192 tokens, those of the engine with a
 # backward pass to half of these cases on AVX-512; docs/performance.md shows how good the choices
-# are, also for the other half.
+# are, also for the other half. To fit them again, run tests/bench_grid.py, then with --fit. All
+# five structures have two steps, so costs per call and per step are told apart by convention.
 _FORWARD = {
     "einsum": (15e3, 30e3, 0.29, 0.014, 0.73, 0.30, 0.32),
     "strided": (47e3, 93e3, 0.76, 0.013, 0.70, 0.70, 0.0),

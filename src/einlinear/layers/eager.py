@@ -88,10 +88,8 @@ def saved_gradients(
     to be differentiated again, or if a mode or transform is watching.
     """
     x: Tensor | None
-    if ctx.has_x:
-        x, *factors = ctx.saved_tensors
-    else:
-        x, factors = None, ctx.saved_tensors
+    factors: Sequence[Tensor] = ctx.saved_tensors
+    x, factors = (factors[0], factors[1:]) if ctx.has_x else (None, factors)
     call: compiled.LayerCall = ctx.call
     wanted = ctx.needs_input_grad[1:]
     if torch.is_grad_enabled() or not compiled.is_direct(grad_y, ()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args, overload
 
 import torch
@@ -16,6 +17,7 @@ from einlinear.layers.engine import compiled
 from einlinear.layers.export.cola import weight_operator
 from einlinear.layers.machine import room_for
 from einlinear.layers.norm import normalised
+from einlinear.layers.projection.like import check_weight, layer_like
 from einlinear.layers.projection.metric import Metric
 from einlinear.layers.projection.moments import Moments
 from einlinear.layers.projection.project import project, trainable_factors
@@ -28,7 +30,15 @@ from einlinear.layers.scaling import (
     term_scaling,
     vector_scaling,
 )
-from einlinear.layers.variants import choose_variant, fitting_variants, multiply
+from einlinear.layers.variants import (
+    autocast_operand,
+    check_input,
+    choose_variant,
+    fitting_variants,
+    is_autocast,
+    multiply,
+    situation,
+)
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure, StructureSum
 from einlinear.structures.text import parse
@@ -56,8 +66,6 @@ class EinsumLinear(ComputedLinear):
         device: the device of the parameters.
         dtype: the dtype of the parameters.
     """
-
-    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -148,7 +156,7 @@ class EinsumLinear(ComputedLinear):
         Returns:
             The share of the squared norm of the weight that is lost, in this metric.
         """
-        _check_projectable(self, weight)
+        check_weight(self, weight)
         found = project(self.plan, weight, metric)
         self.set_factors_(found.factors)
         return found.error
@@ -291,15 +299,6 @@ class EinsumLinear(ComputedLinear):
         """The state to copy or pickle, without the prepared call, which holds addresses."""
         return {**self.__dict__, "_call": None, "_dense": None}
 
-    def extra_repr(self) -> str:
-        """The arguments that print(layer) shows."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, structure={str(self.structure)!r}"
-            + ("" if self.weight_norm else ", weight_norm=False")
-            + ("" if self.factor_init == "spectral" else f", factor_init={self.factor_init!r}")
-        )
-
 
 class SumTerm(EinsumLinear):
     """One term of a SumLinear: it starts smaller and learns more slowly than a layer of its own."""
@@ -332,8 +331,6 @@ class SumLinear(ComputedLinear):
         device: the device of the parameters.
         dtype: the dtype of the parameters.
     """
-
-    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -399,7 +396,7 @@ class SumLinear(ComputedLinear):
         Returns:
             The share of the squared norm of the weight that is lost, in this metric.
         """
-        _check_projectable(self, weight)
+        check_weight(self, weight)
         found = project_sum(self.plan.plans, weight, metric)
         for term, factors in zip(terms_of(self), found.factors, strict=True):
             term.set_factors_(factors)
@@ -449,15 +446,6 @@ class SumLinear(ComputedLinear):
             y = y + term(x)
         return y
 
-    def extra_repr(self) -> str:
-        """The arguments that print(layer) shows."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, structure={str(self.structure)!r}"
-            + ("" if self.weight_norm else ", weight_norm=False")
-            + ("" if self.factor_init == "spectral" else f", factor_init={self.factor_init!r}")
-        )
-
 
 def terms_of(layer: EinsumLinear | SumLinear) -> tuple[EinsumLinear, ...]:
     """The layers whose matrices a layer adds up: its terms, or the layer itself."""
@@ -473,51 +461,10 @@ def _closest(
     calibration: Tensor | Moments | None,
 ) -> EinsumLinear | SumLinear:
     """The structured layer that is closest to a dense one; a SumLinear for a sum."""
-    if not isinstance(linear, nn.Linear):
-        raise EinlinearError(
-            what=f"the layer to start from is {type(linear).__name__}",
-            rule="from_linear takes an nn.Linear",
-            fix='for whole models, use el.convert_(model, rules, init="project")',
-        )
     structure = parse(structure) if isinstance(structure, str) else structure
     is_other = isinstance(structure, StructureSum) and issubclass(kind, EinsumLinear)
     make: Callable[..., EinsumLinear | SumLinear] = SumLinear if is_other else kind
-    weight = linear.weight
-    with torch.random.fork_rng(devices=[]):  # fresh weights that are not kept
-        layer = make(
-            linear.in_features,
-            linear.out_features,
-            linear.bias is not None,
-            structure=structure,
-            weight_norm=False,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-    layer.project_(weight, Metric(_input_moments(calibration, linear)))
-    layer.requires_grad_(weight.requires_grad)
-    if layer.bias is not None:
-        layer.bias.data.copy_(linear.bias.data)
-        layer.bias.requires_grad_(linear.bias.requires_grad)
-    return layer.train(linear.training)
-
-
-def _check_projectable(layer: EinsumLinear | SumLinear, weight: Tensor) -> None:
-    shape = (layer.out_features, layer.in_features)
-    if tuple(weight.shape) != shape or not bool(weight.isfinite().all()):
-        problem = "has numbers that are infinite or not a number"
-        if tuple(weight.shape) != shape:
-            problem = f"has the shape {tuple(weight.shape)}"
-        raise EinlinearError(
-            what=f"the weight to project {problem}",
-            rule=f"it is finite, of shape {shape}, like nn.Linear.weight",
-            fix="transpose it if it is laid out the other way round; repair what is not finite",
-        )
-    if layer.weight_norm:
-        raise EinlinearError(
-            what="the layer has weight normalisation",
-            rule="a projected weight needs factors of any size; normalisation shrinks them",
-            fix="create the layer with weight_norm=False",
-        )
+    return layer_like(linear, partial(make, structure=structure), calibration)
 
 
 def _as_sum(structure: object) -> StructureSum:
@@ -539,60 +486,3 @@ def _is_sum(structure: StructureSum) -> EinlinearError:
         rule="an EinsumLinear has a single structure; a SumLinear has a sum of them",
         fix="create an el.SumLinear with the same arguments",
     )
-
-
-def _input_moments(calibration: object, linear: nn.Linear) -> Tensor | None:
-    """The second moments of calibration inputs, whatever form they have."""
-    if calibration is None:
-        return None
-    if isinstance(calibration, Tensor):
-        seen = Moments(linear.in_features, linear.weight.device)
-        seen.add(calibration)
-    else:
-        seen = calibration if isinstance(calibration, Moments) else Moments(0)
-    if not seen.count or seen.width != linear.in_features:
-        raise EinlinearError(
-            what=f"the calibration is {type(calibration).__name__}, with {seen.count} vectors of "
-            f"{seen.width} numbers",
-            rule="it is a tensor of inputs of the layer, or their Moments, with at least one input",
-            fix=f"give a tensor of shape (..., {linear.in_features}); join several with torch.cat",
-        )
-    return seen.mean
-
-
-def situation(tensor: Tensor, num_tokens: int, has_backward: bool) -> str:
-    """The name of calls that share a choice: device, dtype, tokens up to a power of two, passes."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    tokens = 1 << max(0, num_tokens - 1).bit_length()
-    passes = "" if has_backward else ", forward"
-    return f"{tensor.device.type} {dtype} up to {tokens} tokens{passes}"
-
-
-def check_input(x: Tensor, weight: Tensor, width: int, *, is_cast: bool = False) -> None:
-    """Raise an error unless a layer can take x; `is_cast` if autocast will unify the dtypes."""
-    fits = (x.dtype == weight.dtype or is_cast) and x.device == weight.device
-    if not fits or x.shape[-1:] != (width,):
-        raise EinlinearError(
-            what=f"the input has shape {tuple(x.shape)} and dtype {x.dtype}, on {x.device}",
-            rule=f"the layer takes {weight.dtype}, with a last axis of {width}, on {weight.device}",
-            fix=f"reshape or project the input to (..., {width}); convert it with "
-            f".to({weight.device.type!r}, {weight.dtype}), or the layer with layer.to(...)",
-        )
-
-
-def is_autocast(x: Tensor) -> bool:
-    """Whether autocast is on for the device of a tensor."""
-    device = x.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-def is_castable(tensor: Tensor) -> bool:
-    """Whether autocast casts such an operand of a linear layer: not float64 and integers."""
-    return tensor.is_floating_point() and tensor.dtype != torch.float64
-
-
-def autocast_operand(tensor: Tensor) -> Tensor:
-    """An operand as autocast, if it is on, casts it for a linear layer."""
-    if not is_autocast(tensor) or not is_castable(tensor):
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(tensor.device.type))

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.linear import EinsumLinear, situation
+from einlinear.layers.linear import EinsumLinear
 from einlinear.layers.measure import interleaved
-from einlinear.layers.variants import ALL_VARIANTS, fitting_variants
+from einlinear.layers.variants import ALL_VARIANTS, fitting_variants, situation
 from einlinear.structures.values import whole_number
 
 Choices = dict[str, dict[str, str]]

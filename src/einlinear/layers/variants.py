@@ -1,4 +1,4 @@
-"""The variants: ways to multiply by the matrix of a plan, and the choice between them.
+"""The variants: ways to multiply by the matrix of a plan, what they take, and the choice.
 
 Legend: t tokens, d inputs, o outputs.
 """
@@ -75,3 +75,41 @@ def choose_variant(
     variants = fitting_variants(device, dtype)
     choose = cheapest if torch.compiler.is_compiling() else cheapest_cached
     return choose(plan, num_tokens, variants, has_backward)
+
+
+def situation(tensor: Tensor, num_tokens: int, has_backward: bool) -> str:
+    """The name of calls that share a choice: device, dtype, tokens up to a power of two, passes."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    tokens = 1 << max(0, num_tokens - 1).bit_length()
+    passes = "" if has_backward else ", forward"
+    return f"{tensor.device.type} {dtype} up to {tokens} tokens{passes}"
+
+
+def check_input(x: Tensor, weight: Tensor, width: int, *, is_cast: bool = False) -> None:
+    """Raise an error unless a layer can take x; `is_cast` if autocast will unify the dtypes."""
+    fits = (x.dtype == weight.dtype or is_cast) and x.device == weight.device
+    if not fits or x.shape[-1:] != (width,):
+        raise EinlinearError(
+            what=f"the input has shape {tuple(x.shape)} and dtype {x.dtype}, on {x.device}",
+            rule=f"the layer takes {weight.dtype}, with a last axis of {width}, on {weight.device}",
+            fix=f"reshape or project the input to (..., {width}); convert it with "
+            f".to({weight.device.type!r}, {weight.dtype}), or the layer with layer.to(...)",
+        )
+
+
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def is_castable(tensor: Tensor) -> bool:
+    """Whether autocast casts such an operand of a linear layer: not float64 and integers."""
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def autocast_operand(tensor: Tensor) -> Tensor:
+    """An operand as autocast, if it is on, casts it for a linear layer."""
+    if not is_autocast(tensor) or not is_castable(tensor):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from einlinear.layers.linear import EinsumLinear, SumLinear, SumTerm, situation
+from einlinear.layers.linear import EinsumLinear, SumLinear, SumTerm
 from einlinear.layers.moe.layers import MoEFeedForward, MoELinear
 from einlinear.layers.moe.routing import Gate
+from einlinear.layers.variants import situation
 from einlinear.models.gpt import GPT
 from einlinear.models.survey.facts import named_roles
 from einlinear.runs.record import Counts

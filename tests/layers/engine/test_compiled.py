@@ -87,6 +87,43 @@ def test_a_negated_view_is_read_as_what_it_is():
     torch.testing.assert_close(layer(x), layer(x.clone()))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+@pytest.mark.parametrize("to", ["to_sparse", "to_sparse_csr", "to_mkldnn"])
+def test_what_has_no_strides_is_not_read(to):
+    plain = torch.randn(4, 64)
+    assert compiled.is_direct(plain, [plain])
+    other = getattr(plain, to)()
+    assert not compiled.is_direct(other, ())
+    assert not compiled.is_direct(plain, [plain, other])
+
+
+CHANGES = {
+    "replaced": lambda own: own.update(B=torch.nn.Parameter(own["B"].data)),
+    "moved": lambda own: setattr(own["B"], "data", own["B"].data.clone()),
+    "smaller": lambda own: setattr(own["B"], "data", own["B"].data[:1]),
+    "of another dtype": lambda own: setattr(own["B"], "data", own["B"].data.view(torch.complex64)),
+    "laid out in another way": lambda own: setattr(own["B"], "data", own["B"].data.mT),
+    "bias moved": lambda own: setattr(own["bias"], "data", own["bias"].data.clone()),
+    "no bias": lambda own: own.pop("bias"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_prepared_call_sees_every_change_of_a_parameter(change):
+    layer = make()
+    layer(torch.randn(2, 64))
+    own, stds = dict(layer.named_parameters()), layer._stds
+    call = layer._call
+    given = [own[name] for name in (*layer.factor_names, "bias")]
+    assert call.is_current(given, stds)
+    assert not call.is_current(given, [*stds])
+    old = own["B"].data  # in memory that must not be used again at once
+    change(own)
+    given = [own[name] for name in (*layer.factor_names, "bias") if name in own]
+    assert not call.is_current(given, stds)
+    del old
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's forward mode uses torch.jit
 @torch.no_grad()
 def test_transforms_see_the_layer(calls):

@@ -15,6 +15,7 @@ from einlinear import make_plan
 from einlinear.errors import EinlinearError
 from einlinear.layers.engine import abi, binding
 from einlinear.layers.engine.abi import EngineStatus, ProgramHeader
+from einlinear.layers.engine.failures import failure
 
 needs_engine = pytest.mark.skipif(not binding.is_available(), reason=binding.status())
 PLAN = make_plan(STRUCTURES["btt(rank=2)"], 64, 64)
@@ -133,12 +134,10 @@ def test_no_memory_for_the_workspace(monkeypatch):
 
 
 def test_every_status_has_a_message():
-    messages = [
-        str(binding._failure(status)) for status in EngineStatus if status != EngineStatus.OK
-    ]
+    messages = [str(failure(status)) for status in EngineStatus if status != EngineStatus.OK]
     assert len(set(messages)) == len(messages)
     assert not any("failed with status" in message for message in messages)
-    assert "failed with status 99" in str(binding._failure(99))
+    assert "failed with status 99" in str(failure(99))
 
 
 @needs_engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from operator import attrgetter, is_
+from operator import attrgetter
 from weakref import ref
 
 import torch
@@ -25,6 +25,10 @@ DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "b
 
 _PLAIN = (Tensor, Parameter)
 
+# Names for what every call uses: a look into a module takes longer where caches are cold.
+_copied = CallArguments.from_buffer_copy
+_empty_like, _num_threads = torch.empty_like, torch.get_num_threads
+
 # These say whether a mode, a transform or tracing intercepts torch's operators. They are not public
 # names of torch: if one is missing, all calls go through operators.
 try:
@@ -44,13 +48,26 @@ def is_direct(x: Tensor, tensors: Sequence[Tensor]) -> bool:
     if not _CAN_BE_DIRECT or torch.compiler.is_compiling():
         return False
     dtype = x.dtype
-    for tensor in (x, *tensors) if tensors else (x,):
-        is_plain = type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype is dtype
-        if not is_plain or tensor.is_neg() or tensor.layout is not torch.strided:
+    if dtype not in DTYPES or not _is_plain(x, dtype):
+        return False
+    for tensor in tensors:
+        if not _is_plain(tensor, dtype):
             return False
-        if not _has_storage(tensor):  # batched by is_grads_batched, which is not a transform
-            return False
-    return dtype in DTYPES and _is_undisturbed()
+    return _is_undisturbed()
+
+
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the numbers of a tensor are in memory as they are.
+
+    Without storage are sparse ones, and those that is_grads_batched batches without a transform.
+    """
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.dtype is dtype
+        and not tensor.is_neg()
+        and _has_storage(tensor)
+    )
 
 
 def is_recorded() -> bool:
@@ -178,9 +195,9 @@ class LayerCall:
         rows_td, tokens, address, row = _rows_of(x, self.d_in, self.dtype)
         sizes = (tokens,) if x.dim() == 2 else x.shape[:-1]
         y = rows_td.new_empty(*sizes, self.d_out)
-        arguments = CallArguments.from_buffer_copy(self._arguments)  # calls may run in parallel
+        arguments = _copied(self._arguments)  # calls may run in parallel
         arguments.tokens = tokens
-        arguments.threads = torch.get_num_threads()
+        arguments.threads = _num_threads()
         arguments.x, arguments.x_row = address, row
         arguments.y = y.data_ptr()
         arguments.scales = scales
@@ -202,12 +219,12 @@ class LayerCall:
         x: may be None if no gradient of a factor is wanted.
         scales: those of the forward pass, if it normalised the factors.
         """
-        arguments = CallArguments.from_buffer_copy(self._arguments)
+        arguments = _copied(self._arguments)
         rows_to, tokens, arguments.grad_y, arguments.grad_y_row = _rows_of(
             grad_y, self.d_out, self.dtype
         )
         arguments.tokens = tokens
-        arguments.threads = torch.get_num_threads()
+        arguments.threads = _num_threads()
         if x is not None:
             x, _, arguments.x, arguments.x_row = _rows_of(x, self.d_in, self.dtype)
         if scales is None:
@@ -216,20 +233,23 @@ class LayerCall:
             arguments.scales = scales.buffer_info()[0]
         grad_x = grad_bias = None
         if wanted[0]:
-            grad_x = grad_y.new_empty(*grad_y.shape[:-1], self.d_in)
+            sizes = (tokens,) if grad_y.dim() == 2 else grad_y.shape[:-1]
+            grad_x = rows_to.new_empty(*sizes, self.d_in)
             arguments.grad_x = grad_x.data_ptr()
         if wanted[1]:
-            grad_bias = grad_y.new_empty(self.d_out)
+            grad_bias = rows_to.new_empty(self.d_out)
             arguments.grad_bias = grad_bias.data_ptr()
-        grads = [
-            torch.empty_like(factor) if flag else None
-            for factor, flag in zip(factors, wanted[2:], strict=True)
-        ]
-        addresses = array("Q", [0 if grad is None else grad.data_ptr() for grad in grads])
-        arguments.grad_factors = addresses.buffer_info()[0]
+        grads: list[Tensor | None] = [grad_x, grad_bias]
+        addresses = []
+        for factor, flag in zip(factors, wanted[2:], strict=True):
+            grad = _empty_like(factor) if flag else None
+            addresses.append(0 if grad is None else grad.data_ptr())
+            grads.append(grad)
+        grads_at = array("Q", addresses)
+        arguments.grad_factors = grads_at.buffer_info()[0]
         binding.run_engine("backward", arguments)
         del rows_to  # a copy, if rows were not contiguous: it had to live until here
-        return [grad_x, grad_bias, *grads]
+        return grads
 
 
 def _rows_of(tensor: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, int, int, int]:
@@ -251,28 +271,32 @@ class _Known:
     """Tensors to recognise, and what must not have changed: the allocator reuses addresses."""
 
     def __init__(self, tensors: Sequence[Tensor]):
-        # Weak references: do not keep parameters that the layer has replaced.
-        self._tensors = [ref(tensor) for tensor in tensors]
         self.addresses = [*map(ADDRESS, tensors)]
         self.sizes = [*map(BYTES, tensors)]
-        self._dtypes = [tensor.dtype for tensor in tensors]
+        # Weak references: do not keep parameters that the layer has replaced.
+        refs, dtypes = map(ref, tensors), [tensor.dtype for tensor in tensors]
+        self._facts = [*zip(refs, self.addresses, self.sizes, dtypes, strict=True)]
 
     def are(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the tensors are these, in the same memory, contiguous."""
-        return (
-            len(tensors) == len(self._tensors)
-            and all(map(is_, tensors, map(ref.__call__, self._tensors)))
-            and [*map(ADDRESS, tensors)] == self.addresses
-            and [*map(BYTES, tensors)] == self.sizes
-            and [*map(_DTYPE, tensors)] == self._dtypes
-            and all(map(Tensor.is_contiguous, tensors))
-        )
+        if len(tensors) != len(self._facts):
+            return False
+        for i, (known, address, size, dtype) in enumerate(self._facts):
+            tensor = tensors[i]
+            if (
+                tensor is not known()
+                or tensor.data_ptr() != address
+                or tensor.nbytes != size
+                or tensor.dtype is not dtype
+                or not tensor.is_contiguous()
+            ):
+                return False
+        return True
 
 
 # Called by map, which takes half as long as a loop.
 ADDRESS: Callable[[Tensor], int] = Tensor.data_ptr
 BYTES: Callable[[Tensor], int] = attrgetter("nbytes")
-_DTYPE: Callable[[Tensor], torch.dtype] = attrgetter("dtype")
 
 
 def compiled_forward(

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from einlinear.errors import EinlinearError, quote
-from einlinear.layers.linear import autocast_operand, check_input, is_autocast, is_castable
 from einlinear.layers.machine import room_for
 from einlinear.layers.moe.assignment import Assignment
 from einlinear.layers.moe.fused import can_fuse, gate_and_experts
@@ -35,6 +34,7 @@ from einlinear.layers.scaling import (
     scalar_scaling,
     vector_scaling,
 )
+from einlinear.layers.variants import autocast_operand, check_input, is_autocast, is_castable
 from einlinear.structures.named import dense
 from einlinear.structures.plan import make_plan
 from einlinear.structures.structure import Structure

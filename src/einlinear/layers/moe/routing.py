@@ -19,10 +19,10 @@ from einlinear.errors import EinlinearError
 from einlinear.layers.computed import without_placeholder
 from einlinear.layers.engine import compiled
 from einlinear.layers.export.plain import is_exporting
-from einlinear.layers.linear import autocast_operand, is_autocast
 from einlinear.layers.moe.assignment import assign
 from einlinear.layers.moe.exchange import ExpertShard, Mix, averaged
 from einlinear.layers.scaling import Scaling
+from einlinear.layers.variants import autocast_operand, is_autocast
 from einlinear.structures.values import whole_number
 
 # Multipliers of a 64-bit hash: odd, with irregular bits.
