@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cases import STRUCTURES, structures
 from einlinear import make_plan
-from einlinear.layers.engine.cache import SMALL, Cache, first_level
+from einlinear.layers.engine.cache import SMALL, CacheShape, first_level
 from einlinear.layers.engine.flat import LINE, compile_program
 from kit import interpreter
 
@@ -66,7 +66,7 @@ def check(plan, tokens, cache=None):
     st.integers(1, 24),
     st.integers(1, 24),
     st.integers(1, 3),
-    st.sampled_from([SMALL, Cache(48 * 1024, 12)]),
+    st.sampled_from([SMALL, CacheShape(48 * 1024, 12)]),
 )
 def test_flat_programs_are_the_equation_and_its_derivatives(s, d_in, d_out, tokens, cache):
     check(make_plan(s, d_in, d_out), tokens, cache)
@@ -93,4 +93,4 @@ def test_the_cache_of_this_machine_is_plausible():
     assert 4 * 1024 <= cache.size <= 2**20
     assert 1 <= cache.ways <= 64
     assert SMALL.is_large is False
-    assert Cache(48 * 1024, 12).is_large
+    assert CacheShape(48 * 1024, 12).is_large

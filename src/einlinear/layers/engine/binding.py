@@ -28,7 +28,7 @@ from einlinear.layers.engine.abi import (
     Target,
     abi_fingerprint,
 )
-from einlinear.layers.engine.cache import Cache
+from einlinear.layers.engine.cache import CacheShape
 from einlinear.layers.engine.failures import failure
 from einlinear.layers.engine.flat import compile_program
 from einlinear.structures.plan import Plan
@@ -227,7 +227,7 @@ class _Prepared:
     """A plan with its flat program in memory."""
 
     def __init__(
-        self, plan: Plan, tokens: tuple[int, int] | None = None, cache: Cache | None = None
+        self, plan: Plan, tokens: tuple[int, int] | None = None, cache: CacheShape | None = None
     ):
         numbers = compile_program(plan, tokens, cache).numbers
         self.plan = plan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class CacheShape:
     """Size in bytes, and how many lines with the same lower address bits fit at once."""
 
     size: int
@@ -25,12 +25,12 @@ class Cache:
         return self.size >= 48 * 1024 and self.ways >= 12
 
 
-SMALL = Cache(32 * 1024, 8)
+SMALL = CacheShape(32 * 1024, 8)
 """What to assume where the system does not say."""
 
 
 @lru_cache(maxsize=1)
-def first_level() -> Cache:
+def first_level() -> CacheShape:
     """The first-level data cache of this machine."""
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         with suppress(OSError, ValueError):
@@ -39,5 +39,5 @@ def first_level() -> Cache:
                 for name in ("level", "type", "size", "ways_of_associativity")
             )
             if level == "1" and kind in ("Data", "Unified"):
-                return Cache(int(size.removesuffix("K")) * 1024, int(ways))
+                return CacheShape(int(size.removesuffix("K")) * 1024, int(ways))
     return SMALL

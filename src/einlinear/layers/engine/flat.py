@@ -35,7 +35,7 @@ from einlinear.layers.engine.abi import (
     OpRole,
     ProgramHeader,
 )
-from einlinear.layers.engine.cache import Cache, first_level
+from einlinear.layers.engine.cache import CacheShape, first_level
 from einlinear.layers.engine.program import TOKENS, Buffer, Product, make_program
 from einlinear.structures.plan import Plan
 
@@ -51,7 +51,7 @@ _GATHER_N = 48  # uses of a number of S that pay for gathering it
 _MANY_WEIGHTS = 2**18  # more weights than this are read again for every block: use larger blocks
 
 
-def tokens_at_a_time(plan: Plan, cache: Cache) -> tuple[int, int]:
+def tokens_at_a_time(plan: Plan, cache: CacheShape) -> tuple[int, int]:
     """How many tokens at a time go through all steps, forward and backward."""
     is_narrow = 4 * plan.inner_width <= plan.d_in_padded
     if cache.is_large:
@@ -158,7 +158,7 @@ class _Padded(Buffer):
 
 @lru_cache(maxsize=4096)
 def compile_program(
-    plan: Plan, tokens: tuple[int, int] | None = None, cache: Cache | None = None
+    plan: Plan, tokens: tuple[int, int] | None = None, cache: CacheShape | None = None
 ) -> FlatProgram:
     """The flat program of a plan.
 
@@ -242,7 +242,7 @@ def _row(width: int) -> int:
 
 
 def _multiply(
-    number: dict[str, int], product: Product, role: int, step: int, cache: Cache
+    number: dict[str, int], product: Product, role: int, step: int, cache: CacheShape
 ) -> list[int]:
     buffers = (product.out, product.left, product.right)
     sizes: dict[str, int] = {TOKENS: TOKENS_EXTENT}
