@@ -104,14 +104,16 @@ def test_a_wrong_weight_is_noticed():
         assert_near(got, numbers, TOL[torch.float32])
 
 
+@pytest.mark.parametrize("has_logits", [False, True])
 @pytest.mark.parametrize("num_experts", [5, 33, 64])
-def test_threads_and_neighbours_change_no_bits(num_experts):
+def test_threads_and_neighbours_change_no_bits(num_experts, has_logits):
     x_td, gate_ed = draw(300, 520, num_experts)
     g_p = torch.randn(600)
+    g_logits_te = torch.randn(300, num_experts) if has_logits else None
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        found.append([*both(x_td, gate_ed, 2, g_p, None)])
+        found.append([*both(x_td, gate_ed, 2, g_p, g_logits_te)])
     for table, numbers in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(table, found[0][0], strict=True))
         assert all(torch.equal(a, b) for a, b in zip(numbers, found[0][1], strict=True))

@@ -117,36 +117,65 @@ static void prepare_experts(void *context, int worker) {
     }
 }
 
+static int is_combined(const Group *group, long t) {
+    return group->combines && group->count[t] > 1;
+}
+
+static char *result_row(const Group *group, long t) {
+    return (char *)group->result + t * group->result_row * group->call.outer_size;
+}
+
+static char *kept_row(const Group *group, long p) {
+    return group->rows + p * group->width * group->call.size;
+}
+
+/* Where the sum of the results of a token begins: the row of its first pair would be another pass
+   through memory, but a row of the caller's can only hold numbers of the engine's type. */
+static char *sum_row(const Group *group, long t) {
+    return group->call.is_bfloat16 ? kept_row(group, group->first[t]) : result_row(group, t);
+}
+
 /* to = bias + the weighted sum of all results of a token; that of pair p is own_row. */
 static void combine_rows(const Group *group, long t, long p, const void *own_row, char *line) {
     const Call *call = &group->call;
-    char *to = (char *)group->result + t * group->result_row * call->outer_size;
-    char *sum = call->is_bfloat16 ? line : to;
-    const void *start = call->epilogue.bias, *rows[COMBINE_AT_ONCE];
+    const int is_begun = is_combined(group, t); /* with the first pair */
+    char *to = result_row(group, t), *sum = call->is_bfloat16 ? line : to;
+    const void *start = is_begun ? sum_row(group, t) : call->epilogue.bias, *rows[COMBINE_AT_ONCE];
     double times[COMBINE_AT_ONCE];
     long terms = 0;
-    for (long q = group->combines ? group->first[t] : p; q >= 0;
-         q = group->combines ? group->next[q] : -1) {
+    for (long q = is_begun ? group->next[group->first[t]] : p; q >= 0;
+         q = is_begun ? group->next[q] : -1) {
         if (terms == COMBINE_AT_ONCE) {
             call->kernels->combine(sum, start, rows, times, terms, group->width);
             start = sum, terms = 0;
         }
-        rows[terms] = q == p ? own_row : group->rows + q * group->width * call->size;
+        rows[terms] = q == p ? own_row : kept_row(group, q);
         times[terms++] = group->times[q];
     }
     call->kernels->combine(sum, start, rows, times, terms, group->width);
     if (call->is_bfloat16) call->kernels->stage_out(line, 0, to, 0, group->width, 1, 1);
 }
 
-/* Keep the result of a pair, or add up all results of its token if it is the last. */
+/* Keep the result of a pair for the last of its token. The first one, in the order of experts, begins
+   the sum. */
+static void keep(const Group *group, long p, const void *row) {
+    const Call *call = &group->call;
+    const long t = group->combines ? group->pair_tokens[p] : p;
+    if (!is_combined(group, t)) return;
+    if (p == group->first[t])
+        call->kernels->combine(sum_row(group, t), call->epilogue.bias, &row, &group->times[p], 1,
+                               group->width);
+    else if (atomic_load_explicit(&group->done[t], memory_order_relaxed) < group->count[t] - 1)
+        memcpy(kept_row(group, p), row, (size_t)(group->width * call->size));
+}
+
+/* Add up the results of a pair's token if this one was the last. */
 static void deliver(const Group *group, long p, const void *row, char *line) {
     const long t = group->combines ? group->pair_tokens[p] : p;
-    const int32_t others = group->combines ? group->count[t] - 1 : 0;
-    if (others && atomic_load_explicit(&group->done[t], memory_order_acquire) < others) {
-        const size_t bytes = (size_t)(group->width * group->call.size);
-        memcpy(group->rows + p * (long)bytes, row, bytes);
-        if (atomic_fetch_add_explicit(&group->done[t], 1, memory_order_acq_rel) < others) return;
-    }
+    const int32_t others = is_combined(group, t) ? group->count[t] - 1 : 0;
+    if (others && atomic_load_explicit(&group->done[t], memory_order_acquire) < others &&
+        atomic_fetch_add_explicit(&group->done[t], 1, memory_order_acq_rel) < others)
+        return;
     combine_rows(group, t, p, row, line);
 }
 
@@ -193,17 +222,21 @@ static void run_pairs(const Group *group, const Call *own, char *memory, long st
         kernels->stage_row(gradient_row(group, p), d_out, to, program[HEADER_D_OUT_PADDED], 1,
                            own->is_bfloat16);
         if (own->gbias && group->first[group->pair_tokens[p]] == p)
-            kernels->add_rows(to, 0, d_out, 1, memory + own->at_bias_sum, 1);
+            kernels->adjust(memory + own->at_bias_sum, to, d_out, 1, -1);
     }
     run_operations(own, memory, tokens, is_first, base, row);
     const long out = is_backward ? BUFFER_GX : BUFFER_Y;
+    const char *made = (const char *)base[out];
+    const long apart = row[out] * own->size;
     for (long i = 0; i < tokens; i++) {
         const long p = start + i;
-        const char *made = (const char *)base[out] + i * row[out] * own->size;
         if (group->needs_dots)
-            group->dots[p] = compare_rows(group, input_row(group, p), made, line);
-        if (group->result) deliver(group, p, made, line);
+            group->dots[p] = compare_rows(group, input_row(group, p), made + i * apart, line);
+        if (group->result) keep(group, p, made + i * apart);
     }
+    /* An atomic operation waits until the rows before it are written, so they come last. */
+    for (long i = 0; group->result && i < tokens; i++)
+        deliver(group, start + i, made + i * apart, line);
 }
 
 /* Write an expert's gradients from its sums of weight gradients, through normalisation. */

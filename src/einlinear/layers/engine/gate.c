@@ -21,6 +21,7 @@
 enum {
     PANEL = 32,               /* experts at a time */
     BLOCK_NUMBERS = 48 << 10, /* numbers of the rows at a time */
+    SUM_PAIRS = 8,            /* rows at a time for the gradient of the gate, from pairs */
     SUM_TOKENS = 128,         /* tokens at a time for the gradient of the gate, */
     SUM_COLUMNS = 512,        /* and columns; */
     LEAST_COLUMNS = 32,       /* workers share out columns by as many */
@@ -33,12 +34,16 @@ typedef struct {
     const GateArguments *of;
     const Kernels *kernels;
     long size, block, row, workers;
-    char *gate;     /* forward: PANEL rows at a time, transposed; backward: rows apart */
-    char *weights;  /* forward: of the chosen experts */
-    char *grads;    /* backward: of the logits */
-    double *sums;   /* backward: of weight times gradient, per token */
-    char *memory;   /* of the first worker */
-    size_t at_best; /* in a worker's memory, after its rows */
+    char *gate;         /* forward: PANEL rows at a time, transposed; backward: rows apart */
+    char *weights;      /* forward: of the chosen experts */
+    char *grads;        /* backward: of the logits, if the caller gives a part of them */
+    double *pair_grads; /* backward: what the weights of pairs add to them */
+    double *sums;       /* backward: of weight times gradient, per token */
+    double *shares;     /* backward: per token, pair_grads of its pairs */
+    const void **used;  /* backward: and the gate's rows of their experts */
+    int64_t *num_used;  /* backward: per token */
+    char *memory;       /* of the first worker */
+    size_t at_best;     /* in a worker's memory, after its rows */
     size_t per_worker;
     _Atomic int is_tied;
 } Gate;
@@ -226,25 +231,87 @@ int run_gate_forward(const GateArguments *arguments) {
 
 /* ---- backward ---- */
 
-/* The gradients of the logits, through the softmax over the experts of each token. */
-static void find_logit_gradients(const Gate *g) {
+typedef struct {
+    long first, last;
+} Columns;
+
+/* Each worker has its own columns of the gate's gradient, so that no sum is shared. */
+static Columns own_columns(const Gate *g, int worker) {
+    const long width = g->of->width, units = (width + LEAST_COLUMNS - 1) / LEAST_COLUMNS;
+    const long end = units * (worker + 1) / g->workers * LEAST_COLUMNS;
+    return (Columns){units * worker / g->workers * LEAST_COLUMNS, end < width ? end : width};
+}
+
+/* What the weights of pairs add to the gradients of the logits, through the softmax over the experts
+   of each token. */
+static void find_pair_gradients(const Gate *g) {
     const GateArguments *of = g->of;
-    const long experts = of->num_experts, pairs = of->tokens * of->num_active;
-    const size_t bytes = (size_t)(of->tokens * experts * g->size);
-    if (of->grad_logits)
-        memcpy(g->grads, of->grad_logits, bytes);
-    else
-        memset(g->grads, 0, bytes);
+    const long pairs = of->tokens * of->num_active;
     memset(g->sums, 0, (size_t)of->tokens * sizeof *g->sums);
     for (long p = 0; p < pairs; p++)
         g->sums[of->pair_tokens[p]] +=
             real_at(g->size, of->pair_weights, p) * real_at(g->size, of->grad_pair_weights, p);
+    for (long p = 0; p < pairs; p++)
+        g->pair_grads[p] =
+            real_at(g->size, of->pair_weights, p) *
+            (real_at(g->size, of->grad_pair_weights, p) - g->sums[of->pair_tokens[p]]);
+}
+
+/* ---- backward, if only the weights of pairs have gradients: experts that a token does not use
+   have none, and are most of the work ---- */
+
+/* List what is added to each token's row of the input gradient, in the order of experts. */
+static void list_used(const Gate *g) {
+    const GateArguments *of = g->of;
+    memset(g->num_used, 0, (size_t)of->tokens * sizeof *g->num_used);
+    for (long e = 0, p = 0; e < of->num_experts; e++)
+        for (; p < of->expert_ends[e]; p++) {
+            const long t = of->pair_tokens[p], at = t * of->num_active + g->num_used[t]++;
+            g->used[at] = (const char *)of->gate + e * of->width * g->size;
+            g->shares[at] = g->pair_grads[p];
+        }
+}
+
+static void add_used_rows(void *context, int worker) {
+    const Gate *g = context;
+    const GateArguments *of = g->of;
+    for (long t = of->tokens * worker / g->workers; t < of->tokens * (worker + 1) / g->workers;
+         t++) {
+        char *row = (char *)of->grad_x + t * of->grad_x_row * g->size;
+        g->kernels->combine(row, row, g->used + t * of->num_active, g->shares + t * of->num_active,
+                            of->num_active, of->width);
+    }
+}
+
+static void sum_used_rows(void *context, int worker) {
+    const Gate *g = context;
+    const GateArguments *of = g->of;
+    const Columns own = own_columns(g, worker);
+    for (long e = 0, p = 0; e < of->num_experts; e++) {
+        char *to = (char *)of->grad_gate + (e * of->width + own.first) * g->size;
+        if (p == of->expert_ends[e]) memset(to, 0, (size_t)((own.last - own.first) * g->size));
+        for (const void *start = 0; p < of->expert_ends[e]; start = to) {
+            const void *rows[SUM_PAIRS];
+            const long rest = of->expert_ends[e] - p, pairs = rest < SUM_PAIRS ? rest : SUM_PAIRS;
+            for (long i = 0; i < pairs; i++)
+                rows[i] = (const char *)of->x +
+                          (of->pair_tokens[p + i] * of->x_row + own.first) * g->size;
+            g->kernels->combine(to, start, rows, g->pair_grads + p, pairs, own.last - own.first);
+            p += pairs;
+        }
+    }
+}
+
+/* ---- backward, if the caller gives gradients of the logits: a product with all experts ---- */
+
+static void find_logit_gradients(const Gate *g) {
+    const GateArguments *of = g->of;
+    const long experts = of->num_experts;
+    memcpy(g->grads, of->grad_logits, (size_t)(of->tokens * experts * g->size));
     for (long e = 0, p = 0; e < experts; e++)
         for (; p < of->expert_ends[e]; p++) {
-            const long t = of->pair_tokens[p], at = t * experts + e;
-            const double grad = real_at(g->size, of->grad_pair_weights, p) - g->sums[t];
-            set_real(g->size, g->grads, at,
-                     real_at(g->size, g->grads, at) + real_at(g->size, of->pair_weights, p) * grad);
+            const long at = of->pair_tokens[p] * experts + e;
+            set_real(g->size, g->grads, at, real_at(g->size, g->grads, at) + g->pair_grads[p]);
         }
 }
 
@@ -279,17 +346,13 @@ static void add_input_gradients(void *context, int worker) {
     }
 }
 
-/* Each worker has its own columns, so that no sum is shared. */
 static void sum_gate_gradient(void *context, int worker) {
     const Gate *g = context;
     const GateArguments *of = g->of;
-    const long units = (of->width + LEAST_COLUMNS - 1) / LEAST_COLUMNS;
-    const long first = units * worker / g->workers * LEAST_COLUMNS;
-    const long end = units * (worker + 1) / g->workers * LEAST_COLUMNS;
-    const long last = end < of->width ? end : of->width;
+    const Columns own = own_columns(g, worker);
     char *rows = own_memory(g, worker);
-    for (long at = first; at < last; at += SUM_COLUMNS) {
-        const long columns = last - at < SUM_COLUMNS ? last - at : SUM_COLUMNS;
+    for (long at = own.first; at < own.last; at += SUM_COLUMNS) {
+        const long columns = own.last - at < SUM_COLUMNS ? own.last - at : SUM_COLUMNS;
         const long row = row_apart(columns, g->size);
         for (long start = 0; start < of->tokens; start += SUM_TOKENS) {
             const long rest = of->tokens - start, tokens = rest < SUM_TOKENS ? rest : SUM_TOKENS;
@@ -311,30 +374,62 @@ static void sum_gate_gradient(void *context, int worker) {
     }
 }
 
+static int run_backward_by_pairs(Gate *g) {
+    const GateArguments *of = g->of;
+    const size_t tokens = (size_t)of->tokens, pairs = tokens * (size_t)of->num_active;
+    const size_t sums = round_up(tokens * sizeof(double));
+    const size_t grads = round_up(pairs * sizeof(double));
+    const size_t bytes = 2 * sums + 3 * grads;
+    char *memory = reserve_arena(bytes);
+    if (!memory) return STATUS_NO_MEMORY;
+    g->sums = (double *)unpoisoned(memory, bytes);
+    g->num_used = (int64_t *)(memory + sums);
+    g->pair_grads = (double *)(memory + 2 * sums);
+    g->shares = (double *)(memory + 2 * sums + grads);
+    g->used = (const void **)(memory + 2 * sums + 2 * grads);
+    find_pair_gradients(g);
+    if (of->grad_x) {
+        list_used(g);
+        run_parallel(add_used_rows, g, (int)g->workers);
+    }
+    if (of->grad_gate) run_parallel(sum_used_rows, g, (int)g->workers);
+    return STATUS_OK;
+}
+
+static int run_backward_by_products(Gate *g) {
+    const GateArguments *of = g->of;
+    const size_t size = (size_t)g->size, tokens = (size_t)of->tokens;
+    const size_t gate = round_up((size_t)(g->row * of->num_experts) * size);
+    const size_t grads = round_up(tokens * (size_t)of->num_experts * size);
+    const size_t sums = round_up(tokens * sizeof(double));
+    const size_t pairs = round_up(tokens * (size_t)of->num_active * sizeof(double));
+    const long columns = of->width < SUM_COLUMNS ? of->width : SUM_COLUMNS;
+    g->per_worker = round_up((size_t)(SUM_TOKENS * row_apart(columns, g->size)) * size);
+    const size_t bytes = gate + grads + sums + pairs + g->per_worker * (size_t)g->workers;
+    g->gate = reserve_arena(bytes);
+    if (!g->gate) return STATUS_NO_MEMORY;
+    g->grads = unpoisoned(g->gate, bytes) + gate;
+    g->sums = (double *)(g->grads + grads);
+    g->pair_grads = (double *)(g->grads + grads + sums);
+    g->memory = g->grads + grads + sums + pairs;
+    find_pair_gradients(g);
+    find_logit_gradients(g);
+    if (of->grad_x) {
+        run_parallel(copy_gate, g, (int)g->workers);
+        run_parallel(add_input_gradients, g, (int)g->workers);
+    }
+    if (of->grad_gate) run_parallel(sum_gate_gradient, g, (int)g->workers);
+    return STATUS_OK;
+}
+
 int run_gate_backward(const GateArguments *arguments) {
     Gate g;
     const int status = start_gate(&g, arguments);
     if (status) return status;
-    const size_t size = (size_t)g.size, tokens = (size_t)arguments->tokens;
-    const size_t gate = round_up((size_t)(g.row * arguments->num_experts) * size);
-    const size_t grads = round_up(tokens * (size_t)arguments->num_experts * size);
-    const size_t sums = round_up(tokens * sizeof(double));
-    const long columns = arguments->width < SUM_COLUMNS ? arguments->width : SUM_COLUMNS;
-    g.per_worker = round_up((size_t)(SUM_TOKENS * row_apart(columns, g.size)) * size);
-    const size_t bytes = gate + grads + sums + g.per_worker * (size_t)g.workers;
-    g.gate = reserve_arena(bytes);
-    if (!g.gate) return STATUS_NO_MEMORY;
-    g.grads = unpoisoned(g.gate, bytes) + gate;
-    g.sums = (double *)(g.grads + grads);
-    g.memory = (char *)g.sums + sums;
-    find_logit_gradients(&g);
-    if (arguments->grad_x) {
-        run_parallel(copy_gate, &g, (int)g.workers);
-        run_parallel(add_input_gradients, &g, (int)g.workers);
+    if (!arguments->tokens) {
+        const size_t count = (size_t)(arguments->width * arguments->num_experts);
+        if (arguments->grad_gate) memset(arguments->grad_gate, 0, count * (size_t)g.size);
+        return STATUS_OK;
     }
-    if (arguments->grad_gate && !tokens)
-        memset(arguments->grad_gate, 0, (size_t)(arguments->width * arguments->num_experts) * size);
-    else if (arguments->grad_gate)
-        run_parallel(sum_gate_gradient, &g, (int)g.workers);
-    return STATUS_OK;
+    return arguments->grad_logits ? run_backward_by_products(&g) : run_backward_by_pairs(&g);
 }
