@@ -87,9 +87,8 @@ def saved_gradients(
     `make` computes the gradients from what the forward pass saved; the reference does if they are
     to be differentiated again, or if a mode or transform is watching.
     """
-    x: Tensor | None
-    factors: Sequence[Tensor] = ctx.saved_tensors
-    x, factors = (factors[0], factors[1:]) if ctx.has_x else (None, factors)
+    saved: Sequence[Tensor] = ctx.saved_tensors
+    x, factors = (saved[0], saved[1:]) if ctx.has_x else (None, saved)
     call: compiled.LayerCall = ctx.call
     wanted = ctx.needs_input_grad[1:]
     if torch.is_grad_enabled() or not compiled.is_direct(grad_y, ()):

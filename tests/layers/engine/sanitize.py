@@ -20,7 +20,7 @@ from pathlib import Path
 import einlinear as el
 from einlinear.layers.engine import abi, flat
 from einlinear.layers.engine.abi import Activation, EngineDtype, ProgramHeader
-from einlinear.layers.engine.cache import SMALL, CacheShape
+from einlinear.layers.engine.cache import LARGE, SMALL
 from einlinear.structures.edges import all_edges
 
 HERE = Path(__file__).parent
@@ -77,9 +77,7 @@ def draw_plan(rng: random.Random) -> el.Plan:
 
 def program_of(rng: random.Random, plan: el.Plan, blocks: tuple[int, int] | None) -> list[int]:
     """A flat program for a small or a large cache."""
-    return [
-        *flat.compile_program(plan, blocks, rng.choice([SMALL, CacheShape(48 * 1024, 12)])).numbers
-    ]
+    return [*flat.compile_program(plan, blocks, rng.choice([SMALL, LARGE])).numbers]
 
 
 def draw_case(rng: random.Random) -> list[int]:

@@ -14,7 +14,7 @@ from cases import STRUCTURES, structures
 from einlinear import make_plan
 from einlinear.errors import EinlinearError
 from einlinear.layers.engine import binding
-from einlinear.layers.engine.cache import SMALL, CacheShape
+from einlinear.layers.engine.cache import LARGE, SMALL
 from einlinear.layers.engine.flat import compile_program
 from layers.engine.test_flat import reference
 
@@ -27,7 +27,7 @@ EXAMPLES = 50  # random structures per target and dtype
 MANY = int(os.environ.get("EINLINEAR_RANDOM_STRUCTURES", "4500"))  # the same in the slow test
 LARGEST = 10**7  # products that the oracle adds up for a random structure
 GUARD = 7.5  # exact in every dtype
-CACHES = (SMALL, CacheShape(48 * 1024, 12))
+CACHES = (SMALL, LARGE)
 
 
 @pytest.fixture(params=TARGETS)

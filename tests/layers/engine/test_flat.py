@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from cases import STRUCTURES, structures
 from einlinear import make_plan
-from einlinear.layers.engine.cache import SMALL, CacheShape, first_level
+from einlinear.layers.engine.abi import MultiplyField, OpField, OpKind
+from einlinear.layers.engine.cache import LARGE, SMALL, first_level
 from einlinear.layers.engine.flat import LINE, compile_program
 from kit import interpreter
 
@@ -66,7 +67,7 @@ def check(plan, tokens, cache=None):
     st.integers(1, 24),
     st.integers(1, 24),
     st.integers(1, 3),
-    st.sampled_from([SMALL, CacheShape(48 * 1024, 12)]),
+    st.sampled_from([SMALL, LARGE]),
 )
 def test_flat_programs_are_the_equation_and_its_derivatives(s, d_in, d_out, tokens, cache):
     check(make_plan(s, d_in, d_out), tokens, cache)
@@ -93,4 +94,34 @@ def test_the_cache_of_this_machine_is_plausible():
     assert 4 * 1024 <= cache.size <= 2**20
     assert 1 <= cache.ways <= 64
     assert SMALL.is_large is False
-    assert CacheShape(48 * 1024, 12).is_large
+    assert LARGE.is_large
+
+
+def test_a_cache_is_read_as_linux_describes_it(tmp_path):
+    described = [
+        ("1", "Instruction", "64K", "16"),
+        ("1", "Data", "48K", "12"),
+        ("2", "Unified", "2048K", "16"),
+    ]
+    assert first_level(tmp_path / "nothing") == SMALL
+    for number, values in enumerate(described):
+        folder = tmp_path / f"index{number}"
+        folder.mkdir()
+        names = ("level", "type", "size", "ways_of_associativity")
+        for name, value in zip(names, values, strict=True):
+            (folder / name).write_text(value + "\n")
+    assert first_level(tmp_path) == LARGE
+    (tmp_path / "index1" / "size").write_text("unknown")
+    first_level.cache_clear()
+    assert first_level(tmp_path) == SMALL
+
+
+def test_the_most_rows_only_where_they_fit():
+    plan = make_plan(STRUCTURES["btt(rank=2)"], 1024, 1024)
+    most = {}
+    for cache in (SMALL, LARGE):
+        program = compile_program(plan, None, cache)
+        products = [op for op in program.section("backward") if op[OpField.KIND] == OpKind.MULTIPLY]
+        most[cache] = {op[MultiplyField.MOST_ROWS] for op in products}
+    assert most[SMALL] == {8}
+    assert 12 in most[LARGE]

@@ -1,5 +1,6 @@
 """The gate on the engine, compared with the same steps by operations of torch in float64."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -168,3 +169,19 @@ def test_bad_calls_are_refused():
             route_tokens(x_td, gate_ed, num_active)
     with pytest.raises(EinlinearError, match=r"\(3, 7\)"):
         route_tokens(x_td, gate_ed[:, :7], 2)
+
+
+@pytest.mark.parametrize("num_experts", [3, 12])
+def test_tables_that_do_not_fit_are_refused(num_experts):
+    x_td, gate_ed = draw(4, 8, num_experts)
+    own = route_tokens(x_td, gate_ed, 2).assignment
+    bad = [(own.tokens_p + 4, own.ends_e), (own.tokens_p - 4, own.ends_e)]
+    bad += [(own.tokens_p, own.ends_e.flip(0)), (own.tokens_p, own.ends_e - 1)]
+    if num_experts == 12:  # sums over pairs: no token has more than its experts
+        bad += [(torch.zeros_like(own.tokens_p), own.ends_e)]
+    for tokens_p, ends_e in bad:
+        spoiled = replace(own, tokens_p=tokens_p, ends_e=ends_e)
+        with pytest.raises(EinlinearError, match="pairs"):
+            gate_gradient(
+                x_td, gate_ed, spoiled, torch.ones(8), None, g_x=torch.ones(4, 8), wants_gate=True
+            )

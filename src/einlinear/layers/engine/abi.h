@@ -8,7 +8,7 @@
 
 /* Versions, lengths of entries, and limits. */
 enum {
-    PROGRAM_VERSION = 5,
+    PROGRAM_VERSION = 6,
     TOKENS_EXTENT = -1,
     LOOP_LENGTH = 4,
     DIM_LENGTH = 3,
@@ -62,7 +62,8 @@ enum {
     MULTIPLY_K_BLOCK = 15,
     MULTIPLY_N_BLOCK = 16,
     MULTIPLY_GATHER = 17,
-    MULTIPLY_LOOPS = 18,
+    MULTIPLY_MOST_ROWS = 18,
+    MULTIPLY_LOOPS = 19,
 };
 
 /* Further fields of a copy. */
@@ -141,7 +142,7 @@ enum {
 
 /* Identifies this list. */
 enum {
-    ABI_FINGERPRINT = 737444820,
+    ABI_FINGERPRINT = 934859960,
 };
 
 /* The arguments of every call of a program; fields that are not set are 0 or NULL. */

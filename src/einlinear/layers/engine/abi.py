@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 from zlib import crc32
 
-PROGRAM_VERSION = 5
+PROGRAM_VERSION = 6
 """Increase it when a program or a call keeps its layout but changes its meaning."""
 TOKENS_EXTENT = -1
 LOOP_LENGTH = 4
@@ -74,7 +74,8 @@ class MultiplyField(IntEnum):
     K_BLOCK = 15
     N_BLOCK = 16
     GATHER = 17
-    LOOPS = 18
+    MOST_ROWS = 18  # of a tile of two vectors
+    LOOPS = 19
 
 
 class CopyField(IntEnum):

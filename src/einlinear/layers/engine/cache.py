@@ -22,17 +22,19 @@ class CacheShape:
         With 48 KB and 12 ways it is faster to read such numbers where they are; with 32 KB and
         8 ways, to copy them first.
         """
-        return self.size >= 48 * 1024 and self.ways >= 12
+        return self.size >= LARGE.size and self.ways >= LARGE.ways
 
 
-SMALL = CacheShape(32 * 1024, 8)
-"""What to assume where the system does not say."""
+SMALL, LARGE = CacheShape(32 * 1024, 8), CacheShape(48 * 1024, 12)
+"""The shapes that programs are made for; the small one is assumed where the system does not say."""
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @lru_cache(maxsize=1)
-def first_level() -> CacheShape:
-    """The first-level data cache of this machine."""
-    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+def first_level(caches: Path = _CACHES) -> CacheShape:
+    """The first-level data cache of this machine, as Linux describes it."""
+    for folder in sorted(caches.glob("index*")):
         with suppress(OSError, ValueError):
             level, kind, size, ways = (
                 (folder / name).read_text(encoding="ascii").strip()

@@ -157,7 +157,7 @@ static void combine_rows(const Group *group, long t, long p, const void *own_row
 }
 
 /* Keep the result of a pair for the last of its token. The first one, in the order of experts, begins
-   the sum. */
+   the sum. Counts only grow, so if all others are done, this pair is the last and need not be kept. */
 static void keep(const Group *group, long p, const void *row) {
     const Call *call = &group->call;
     const long t = group->combines ? group->pair_tokens[p] : p;
@@ -234,7 +234,7 @@ static void run_pairs(const Group *group, const Call *own, char *memory, long st
             group->dots[p] = compare_rows(group, input_row(group, p), made + i * apart, line);
         if (group->result) keep(group, p, made + i * apart);
     }
-    /* An atomic operation waits until the rows before it are written, so they come last. */
+    /* Only now the atomic counts: each waits until the rows before it are written. */
     for (long i = 0; group->result && i < tokens; i++)
         deliver(group, start + i, made + i * apart, line);
 }

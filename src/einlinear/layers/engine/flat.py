@@ -47,6 +47,8 @@ _SCATTERED_K_BLOCK = 64  # the same if every term is in another cache line
 _SCATTERED_TOKENS = 36  # and of a weight gradient
 _W_BLOCK = 32 * 1024  # numbers of W that all rows use before the next
 _GROUP_W = 16 * 1024  # numbers of W in a group of loop indices
+_MOST_ROWS, _FEWER_ROWS = 12, 8  # of a tile: those of C are often in one cache set
+_MOST_SCATTERED = 48  # terms in cache lines of their own that fit for the most rows
 _GATHER_N = 48  # uses of a number of S that pay for gathering it
 _MANY_WEIGHTS = 2**18  # more weights than this are read again for every block: use larger blocks
 
@@ -110,7 +112,7 @@ class FlatProgram:
         if op[OpField.KIND] == OpKind.COPY:
             text = "".join(f"for {n} (to {a}, from {b}): " for n, a, b in dims_of(op))
             return f"{text}{self.names[op[CopyField.TO]]} = {self.names[op[CopyField.FROM]]}"
-        _, _, _, _, c, s, w, rows, n, k, c_i, s_i, s_k, w_k, group, _, _, gather, *_ = op
+        _, _, _, _, c, s, w, rows, n, k, c_i, s_i, s_k, w_k, group, _, _, gather, _, *_ = op
         text = "".join(f"for {size} (+{a}, +{b}, +{d}): " for size, a, b, d in loops_of(op))
         i, terms = ("tokens" if extent == TOKENS_EXTENT else str(extent) for extent in (rows, k))
         grouped = f" by {group}{' gathered' if gather else ''}" if group > 1 else ""
@@ -280,7 +282,9 @@ def _multiply(
     n_block = max(32, _W_BLOCK // min(k_block, k if k > 0 else 64) // 32 * 32)
     places = [number[buffer.name] for buffer in buffers]
     strides = [stride(product.m, out), s_i, s_k, stride(product.k, right)]
-    blocks = [group, k_block, n_block, int(gather)]
+    terms = k_block if k == TOKENS_EXTENT else min(k, k_block)
+    fits = cache.is_large and not (is_scattered and terms > _MOST_SCATTERED)
+    blocks = [group, k_block, n_block, int(gather), _MOST_ROWS if fits else _FEWER_ROWS]
     flat = [value for loop in loops for value in loop]
     return _operation(OpKind.MULTIPLY, role, step, *places, m, n, k, *strides, *blocks, *flat)
 

@@ -27,6 +27,8 @@ enum {
     LEAST_COLUMNS = 32,       /* workers share out columns by as many */
     TERMS = 256,              /* of a sum before the next rows */
     W_NUMBERS = 8192,         /* of W that all rows use before the next */
+    MOST_ROWS = 8,            /* of a tile */
+    LEAST_UNUSED = 4,         /* experts per active one that pay for a sum over pairs */
     LOW_BITS = 16,            /* of a logit in double that ties ignore, as in routing.py */
 };
 
@@ -36,7 +38,7 @@ typedef struct {
     long size, block, row, workers;
     char *gate;         /* forward: PANEL rows at a time, transposed; backward: rows apart */
     char *weights;      /* forward: of the chosen experts */
-    char *grads;        /* backward: of the logits, if the caller gives a part of them */
+    char *grads;        /* backward: of the logits */
     double *pair_grads; /* backward: what the weights of pairs add to them */
     double *sums;       /* backward: of weight times gradient, per token */
     double *shares;     /* backward: per token, pair_grads of its pairs */
@@ -59,7 +61,8 @@ typedef struct {
 static void multiply(const Gate *g, const Product *p) {
     const int64_t op[] = {
         MULTIPLY_LOOPS, KIND_MULTIPLY, ROLE_FORWARD, 0,      0,      1, 2,     p->rows,    p->n,
-        p->k,           p->c_i,        p->s_i,       p->s_k, p->w_k, 1, TERMS, p->n_block, 0};
+        p->k,           p->c_i,        p->s_i,       p->s_k, p->w_k, 1, TERMS, p->n_block, 0,
+        MOST_ROWS};
     const int64_t no_rows[] = {0, 0, 0};
     void *const base[] = {p->c, (void *)(uintptr_t)p->s, (void *)(uintptr_t)p->w};
     const Epilogue no_epilogue = {0, 1, 0};
@@ -257,19 +260,34 @@ static void find_pair_gradients(const Gate *g) {
             (real_at(g->size, of->grad_pair_weights, p) - g->sums[of->pair_tokens[p]]);
 }
 
+/* Whether the tables of pairs fit each other. How often a token occurs is not checked. */
+static int check_pairs(const GateArguments *of) {
+    const long pairs = of->tokens * of->num_active;
+    for (long e = 0, begin = 0; e < of->num_experts; begin = of->expert_ends[e++])
+        if (of->expert_ends[e] < begin) return STATUS_EXPERT_ENDS;
+    if (of->expert_ends[of->num_experts - 1] != pairs) return STATUS_EXPERT_ENDS;
+    for (long p = 0; p < pairs; p++)
+        if (of->pair_tokens[p] < 0 || of->pair_tokens[p] >= of->tokens) return STATUS_PAIR_TOKENS;
+    return STATUS_OK;
+}
+
 /* ---- backward, if only the weights of pairs have gradients: experts that a token does not use
    have none, and are most of the work ---- */
 
-/* List what is added to each token's row of the input gradient, in the order of experts. */
-static void list_used(const Gate *g) {
+/* List what is added to each token's row of the input gradient, in the order of experts. Returns 0 if
+   a token has too many. */
+static int list_used(const Gate *g) {
     const GateArguments *of = g->of;
     memset(g->num_used, 0, (size_t)of->tokens * sizeof *g->num_used);
     for (long e = 0, p = 0; e < of->num_experts; e++)
         for (; p < of->expert_ends[e]; p++) {
-            const long t = of->pair_tokens[p], at = t * of->num_active + g->num_used[t]++;
+            const long t = of->pair_tokens[p];
+            if (g->num_used[t] == of->num_active) return 0;
+            const long at = t * of->num_active + g->num_used[t]++;
             g->used[at] = (const char *)of->gate + e * of->width * g->size;
             g->shares[at] = g->pair_grads[p];
         }
+    return 1;
 }
 
 static void add_used_rows(void *context, int worker) {
@@ -302,12 +320,17 @@ static void sum_used_rows(void *context, int worker) {
     }
 }
 
-/* ---- backward, if the caller gives gradients of the logits: a product with all experts ---- */
+/* ---- backward, if the caller gives gradients of the logits, or if tokens use most experts: a product
+   with all of them ---- */
 
 static void find_logit_gradients(const Gate *g) {
     const GateArguments *of = g->of;
     const long experts = of->num_experts;
-    memcpy(g->grads, of->grad_logits, (size_t)(of->tokens * experts * g->size));
+    const size_t bytes = (size_t)(of->tokens * experts * g->size);
+    if (of->grad_logits)
+        memcpy(g->grads, of->grad_logits, bytes);
+    else
+        memset(g->grads, 0, bytes);
     for (long e = 0, p = 0; e < experts; e++)
         for (; p < of->expert_ends[e]; p++) {
             const long at = of->pair_tokens[p] * experts + e;
@@ -377,6 +400,7 @@ static void sum_gate_gradient(void *context, int worker) {
 static int run_backward_by_pairs(Gate *g) {
     const GateArguments *of = g->of;
     const size_t tokens = (size_t)of->tokens, pairs = tokens * (size_t)of->num_active;
+    g->workers = count_workers((double)pairs * (double)of->width, of->tokens, of->threads);
     const size_t sums = round_up(tokens * sizeof(double));
     const size_t grads = round_up(pairs * sizeof(double));
     const size_t bytes = 2 * sums + 3 * grads;
@@ -389,7 +413,7 @@ static int run_backward_by_pairs(Gate *g) {
     g->used = (const void **)(memory + 2 * sums + 2 * grads);
     find_pair_gradients(g);
     if (of->grad_x) {
-        list_used(g);
+        if (!list_used(g)) return STATUS_PAIR_TOKENS;
         run_parallel(add_used_rows, g, (int)g->workers);
     }
     if (of->grad_gate) run_parallel(sum_used_rows, g, (int)g->workers);
@@ -431,5 +455,9 @@ int run_gate_backward(const GateArguments *arguments) {
         if (arguments->grad_gate) memset(arguments->grad_gate, 0, count * (size_t)g.size);
         return STATUS_OK;
     }
-    return arguments->grad_logits ? run_backward_by_products(&g) : run_backward_by_pairs(&g);
+    const int invalid = check_pairs(arguments);
+    if (invalid) return invalid;
+    const int is_sparse = LEAST_UNUSED * arguments->num_active <= arguments->num_experts;
+    return is_sparse && !arguments->grad_logits ? run_backward_by_pairs(&g)
+                                                : run_backward_by_products(&g);
 }

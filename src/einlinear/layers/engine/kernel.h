@@ -202,12 +202,9 @@ static TARGET void NAME(multiply)(const int64_t *op, long tokens, void *const *b
     p.sums = num_loops && p.c_f == 0;
     const long outer = num_loops ? num_loops - 1 : 0;
     for (long l = 0; l < outer; l++) index[l] = 0;
-    /* If every term of S is in a cache line of its own, those of 12 rows take half as much again. */
     const int gathers = op[MULTIPLY_GATHER] != 0;
     const long num_q = rows_are_tokens ? k : rows, s_q = rows_are_tokens ? p.s_k : p.s_i;
-    const int is_scattered = !gathers && s_q * (long)sizeof(REAL) >= 64;
-    const long wide =
-        is_scattered && (k < k_block ? k : k_block) > MOST_SCATTERED && ROWS > 8 ? 8 : ROWS;
+    const long wide = op[MULTIPLY_MOST_ROWS] < ROWS ? op[MULTIPLY_MOST_ROWS] : ROWS;
     /* Half a cache line of C at a time, in rows a page apart: 12 rows would evict each other before
        the other half is written. */
     const int shares_sets = n * sizeof(REAL) < 64 && p.c_i * sizeof(REAL) % 4096 == 0;
@@ -399,14 +396,17 @@ static TARGET void NAME(copy)(const int64_t *op, long first, long last, const vo
     const long num = (op[OP_LENGTH] - COPY_DIMS) / DIM_LENGTH;
     const int64_t *a = dim + DIM_LENGTH * (num - 2), *b = dim + DIM_LENGTH * (num - 1);
     const long pieces = (a[0] + COPY_BLOCK - 1) / COPY_BLOCK;
-    const long outer = num > 2 ? dim[0] : 1;
     const int is_plain = terms == 1 && !from_bfloat16 && !to_bfloat16;
-    if (is_plain && num <= 3 && a[2] == 1 && b[1] == 1 && first == 0 && last == outer * pieces) {
-        for (long l = 0; l < outer; l++) /* all units: a few transposed matrices */
+#ifdef TRANSPOSE8
+    const long outer = num > 2 ? dim[0] : 1;
+    if (is_plain && num <= 3 && a[2] == 1 && b[1] == 1 && first == 0 && last == outer * pieces &&
+        a[0] * b[0] <= MOST_TRANSPOSED) {
+        for (long l = 0; l < outer; l++) /* all units: a few small transposed matrices */
             NAME(gather)((const REAL *)from + l * dim[2], b[2], b[0], a[0], (REAL *)to + l * dim[1],
                          a[1]);
         return;
     }
+#endif
     REAL tile[COPY_BLOCK][COPY_BLOCK];
     for (long unit = first; unit < last; unit++) {
         long rest = unit / pieces, d_at = 0, s_at = 0;

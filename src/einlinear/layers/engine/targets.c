@@ -24,8 +24,7 @@
 #define UNROLL _Pragma("GCC unroll 24")
 #endif
 
-/* Cache lines of S per row of a tile: of up to as many, those of 12 rows fit in cache. */
-enum { MOST_SCATTERED = 48 };
+enum { MOST_TRANSPOSED = 4096 }; /* numbers of a matrix that stay in cache while columns are read */
 
 /* The compiler must not derive this address from another one. */
 #define OPAQUE(address) __asm__("" : "+r"(address))

@@ -84,9 +84,11 @@ def gate_gradient(
     g_gate = torch.empty_like(gate_ed) if wants_gate else None
     num_active = assignment.num_pairs // max(1, assignment.num_tokens)
     arguments = _arguments(x_td, gate_ed, max(1, num_active))
-    arguments.pair_tokens = assignment.tokens_p.data_ptr()
-    arguments.expert_ends = assignment.ends_e.data_ptr()
-    arguments.pair_weights = assignment.w_p.data_ptr()
+    tokens_p, ends_e = assignment.tokens_p.contiguous(), assignment.ends_e.contiguous()
+    w_p = assignment.w_p.contiguous()
+    arguments.pair_tokens = address_of(tokens_p, (assignment.num_pairs,), torch.int64)
+    arguments.expert_ends = address_of(ends_e, (gate_ed.shape[0],), torch.int64)
+    arguments.pair_weights = address_of(w_p, (assignment.num_pairs,), x_td.dtype)
     arguments.grad_pair_weights = address_of(g_p, (assignment.num_pairs,), x_td.dtype)
     if g_logits_te is not None:
         g_logits_te = g_logits_te.contiguous()
