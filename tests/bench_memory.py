@@ -10,13 +10,12 @@ without and with the setting.
 import resource
 import subprocess
 import sys
-from statistics import median
-from time import perf_counter
 
 import torch
 from torch import nn
 
 import einlinear as el
+from bench_account import seconds
 
 ROUNDS = 7
 
@@ -47,17 +46,6 @@ def make():
     return steps
 
 
-def seconds(steps):
-    """Median seconds by name, steps taking turns."""
-    times = {name: [] for name in steps}
-    for round_number in range(ROUNDS + 2):
-        for name, step in steps.items():
-            start = perf_counter()
-            step()
-            times[name] += [perf_counter() - start] * (round_number > 1)
-    return {name: median(values) for name, values in times.items()}
-
-
 def peak_megabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -67,7 +55,7 @@ def main():
         if sys.argv[2] == "kept":
             el.keep_memory()
         steps = make()
-        seconds(steps)
+        seconds(steps, ROUNDS)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for step in steps.values():
             step()
@@ -79,9 +67,9 @@ def main():
             subprocess.run([sys.executable, __file__, "--one", name], check=True)
         return None
     steps = make()
-    before, peak = seconds(steps), peak_megabytes()
+    before, peak = seconds(steps, ROUNDS), peak_megabytes()
     el.keep_memory()
-    after = seconds(steps)
+    after = seconds(steps, ROUNDS)
     for name in steps:
         ratio = before[name] / after[name]
         print(f"{ratio:.2f} x  {1e3 * before[name]:.1f} -> {1e3 * after[name]:.1f} ms  {name}")

@@ -58,7 +58,7 @@ _FAILURES = {
         _FIX_MIXTURE,
     ),
     EngineStatus.PAIR_TOKENS: (
-        "the engine was given pairs whose tokens are out of range",
+        "the engine was given pairs whose tokens are out of range or come too often",
         _PAIRS,
         _FIX_MIXTURE,
     ),
